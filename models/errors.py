@@ -1,0 +1,22 @@
+"""The errors a user is meant to see: one message each, with the value, the limit and the remedy.
+
+Anything else that reaches the command line is a bug of ours and ends with exit code 70.
+"""
+
+from __future__ import annotations
+
+
+class BlockexportError(Exception):
+    """A known failure. `exit_code` is what the command line returns for it."""
+
+    exit_code = 2
+
+
+class UsageError(BlockexportError):
+    """Wrong use or bad input: a flag, a path, a config key, a checkpoint (exit code 2)."""
+
+
+class NotJudgedError(BlockexportError):
+    """The question could not be answered on this machine: no GPU, no source, no kernel (exit code 3)."""
+
+    exit_code = 3

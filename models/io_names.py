@@ -1,0 +1,25 @@
+"""The names of a decoder's inputs and outputs, in the one order that every artifact uses.
+
+They follow Hugging Face's and onnxruntime-genai's conventions, so that other runtimes can take the file unchanged.
+"""
+
+from __future__ import annotations
+
+INPUT_IDS = "input_ids"
+INPUTS_EMBEDS = "inputs_embeds"
+POSITION_IDS = "position_ids"
+LOGITS = "logits"
+HIDDEN_STATES = "hidden_states"
+
+BATCH_AXIS = "batch_size"
+SEQUENCE_AXIS = "sequence_length"
+
+
+def past_names(num_hidden_layers: int) -> list[str]:
+    """The cache inputs: key and value of layer 0, key and value of layer 1, ..."""
+    return [f"past_key_values.{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]
+
+
+def present_names(num_hidden_layers: int) -> list[str]:
+    """The cache outputs, in the order of `past_names`; output i aliases input i."""
+    return [f"present.{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]

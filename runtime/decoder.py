@@ -1,0 +1,112 @@
+"""One interface over every way to run a decoder: eager PyTorch, a .pt2, ONNX Runtime, later TensorRT.
+
+A decoder owns its static cache (B rows of M slots) and knows how many slots of each row are filled. Position and
+slot are the same number. The interface checks what a graph cannot: that new tokens still fit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from blockexport.models.config import ModelConfig
+from blockexport.models.errors import UsageError
+
+
+class Decoder(ABC):
+    """A loaded decoder with its cache.
+
+    Attributes:
+        config: the model's dimensions.
+        max_sequence_length: M, slots per row.
+        dtype: type of cache and logits.
+        last_logits_only: True when the artifact gives logits of the last position only ([B, 1, V]).
+        headless: True when it takes `inputs_embeds` [B, S, D] and gives `hidden_states` [B, S, D].
+        lengths_B: int64 [B], filled slots of each row.
+    """
+
+    config: ModelConfig
+    max_sequence_length: int
+    dtype: torch.dtype
+    last_logits_only: bool = False
+    headless: bool = False
+    lengths_B: torch.Tensor
+
+    @property
+    def batch_size(self) -> int:
+        """B, rows of the cache as of the last `reset`."""
+        return int(self.lengths_B.shape[0])
+
+    def reset(self, batch_size: int = 1) -> None:
+        """Empty the cache (zeros) and give it `batch_size` rows."""
+        self.lengths_B = torch.zeros(batch_size, dtype=torch.int64)
+        self._allocate(batch_size)
+
+    def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
+        """Append a chunk to every row: the prompt at first, further chunks of it later.
+
+        Args:
+            inputs: int64 [B, S] token ids, or [B, S, D] embeddings; rows shorter than S are padded on the right.
+            lengths_B: valid tokens of each row in this chunk, 1..S; None means S everywhere.
+
+        Returns:
+            [B, S, V] logits ([B, 1, V] with `last_logits_only`); those of padding are meaningless.
+
+        Raises:
+            UsageError: the chunk, padding included, does not fit behind what is cached.
+        """
+        sequence_length = inputs.shape[1]
+        added_B = torch.full_like(self.lengths_B, sequence_length) if lengths_B is None else lengths_B
+        position_ids_BS = self.lengths_B[:, None] + torch.arange(sequence_length)[None, :]
+        outputs = self.forward(inputs, position_ids_BS)
+        self.lengths_B = self.lengths_B + added_B
+        return outputs
+
+    def step(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Append one token to every row. `inputs` is [B, 1] ids or [B, 1, D]; returns [B, 1, V]."""
+        return self.prefill(inputs)
+
+    def forward(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Run once at explicit positions, which must be contiguous in each row; `lengths_B` is left alone.
+
+        Raises:
+            UsageError: a row would be written past its last slot, or shapes disagree.
+        """
+        self._check(inputs, position_ids_BS)
+        return self._run(inputs, position_ids_BS)
+
+    def _check(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> None:
+        if inputs.shape[:2] != position_ids_BS.shape:
+            raise UsageError(
+                f"inputs are {list(inputs.shape[:2])} and position_ids {list(position_ids_BS.shape)}: "
+                "both must be [batch_size, sequence_length]"
+            )
+        batch_size, sequence_length = inputs.shape[:2]
+        if batch_size != self.batch_size:
+            raise UsageError(
+                f"{batch_size} rows were given to a cache of {self.batch_size}: call reset({batch_size}) first"
+            )
+        start_B = position_ids_BS[:, 0]
+        if not torch.equal(position_ids_BS, start_B[:, None] + torch.arange(sequence_length)[None, :]):
+            raise UsageError("position_ids must count up by one along each row: a row's new keys are one slice")
+        start = int(start_B.max())
+        if int(start_B.min()) < 0 or start + sequence_length > self.max_sequence_length:
+            raise UsageError(
+                f"{sequence_length} tokens (padding included) at position {start} need "
+                f"{start + sequence_length} cache slots, and there are {self.max_sequence_length}: "
+                "shorten the input or export with a larger --max-sequence-length"
+            )
+
+    @abstractmethod
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value of a layer, [B, K, M, H] each, as views where the backend can share memory: writing into
+        them changes the cache."""
+
+    @abstractmethod
+    def _allocate(self, batch_size: int) -> None:
+        """Make zeroed caches of `batch_size` rows."""
+
+    @abstractmethod
+    def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Run the artifact on checked inputs and update the cache."""
