@@ -1,0 +1,42 @@
+"""The `.pt2`: the whole decoder as one exported program of plain aten operators, weights inside.
+
+For PyTorch's own runtimes, and as a second artifact that can be compared. Batch, sequence length and the number of
+cache slots are symbolic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from blockexport.export.manifest import PT2_FILE
+from blockexport.export.onnx_graph import GraphOptions
+from blockexport.export.trace import example_inputs
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.load import load_model
+
+
+def export_program(checkpoint: Checkpoint, options: GraphOptions) -> torch.export.ExportedProgram:
+    """The decoder as an exported program: `(inputs, position_ids, past_key_values) -> (outputs, present)`."""
+    model = load_model(
+        checkpoint,
+        options.precision.torch_dtype,
+        options.max_sequence_length,
+        headless=options.headless,
+        last_logits_only=options.last_logits_only,
+    )
+    example = example_inputs(checkpoint.config, options.precision, options.headless)
+    batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
+    sized = {0: batch, 1: length}
+    sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])
+    program = torch.export.export(model, example, dynamic_shapes=sizes, strict=False)
+    # Opens the two operators of our own into aten, so that the file loads without this package.
+    return program.run_decompositions()
+
+
+def write_pt2(checkpoint: Checkpoint, options: GraphOptions, folder: Path) -> str:
+    """Write `model.pt2` into `folder`; returns its name."""
+    torch.export.save(export_program(checkpoint, options), folder / PT2_FILE)
+    return PT2_FILE

@@ -1,0 +1,67 @@
+"""Open a bundle's decoder on a backend by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blockexport.export.manifest import Manifest, read_manifest
+from blockexport.models.errors import UsageError
+from blockexport.runtime.decoder import Decoder
+
+BACKENDS = ("onnxruntime", "pt2", "eager")
+
+
+def open_decoder(
+    folder: Path,
+    backend: str = "onnxruntime",
+    *,
+    max_sequence_length: int | None = None,
+    model: str | None = None,
+    low_memory: bool = False,
+    threads: int = 0,
+) -> Decoder:
+    """The decoder of the bundle in `folder`, with an empty cache of one row.
+
+    Args:
+        folder: a bundle.
+        backend: one of `BACKENDS`; `eager` runs PyTorch on the source checkpoint in the bundle's precision.
+        max_sequence_length: cache slots M, when other than the bundle's.
+        model: where the source checkpoint is, for `eager`; by default where the manifest says.
+        low_memory: map the weights instead of repacking them (onnxruntime).
+        threads: threads inside an operator (onnxruntime); 0 leaves the choice to the runtime.
+
+    Raises:
+        UsageError: no such backend, no such bundle, a damaged artifact.
+    """
+    manifest = read_manifest(folder)
+    # A runtime is imported only when it is asked for.
+    if backend == "onnxruntime":
+        from blockexport.runtime.onnx_decoder import OnnxDecoder
+
+        return OnnxDecoder(
+            folder, manifest, max_sequence_length=max_sequence_length, low_memory=low_memory, threads=threads
+        )
+    if backend == "pt2":
+        from blockexport.runtime.pt2_decoder import Pt2Decoder
+
+        return Pt2Decoder(folder, manifest, max_sequence_length=max_sequence_length)
+    if backend == "eager":
+        return _eager(manifest, max_sequence_length, model)
+    raise UsageError(f"no backend {backend!r}: there are {', '.join(BACKENDS)}")
+
+
+def _eager(manifest: Manifest, max_sequence_length: int | None, model: str | None) -> Decoder:
+    from blockexport.models.load import load_model
+    from blockexport.models.sources import open_checkpoint
+    from blockexport.runtime.eager import EagerDecoder
+
+    slots = max_sequence_length or manifest.max_sequence_length
+    checkpoint = open_checkpoint(model or manifest.source.reference, seed=manifest.source.seed or 0)
+    loaded = load_model(
+        checkpoint,
+        manifest.precision.torch_dtype,
+        slots,
+        headless=manifest.headless,
+        last_logits_only=manifest.last_logits_only,
+    )
+    return EagerDecoder(loaded, slots)
