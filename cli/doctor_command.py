@@ -1,0 +1,244 @@
+"""`blockexport doctor`: what this machine can do, and what stands in the way, with the remedy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from blockexport.cli import console
+
+State = Literal["good", "note", "bad"]
+
+_LIBRARIES = ("torch", "onnx", "onnx-ir", "safetensors", "gguf", "tokenizers", "huggingface-hub")
+_ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_FICLONE = 0x40049409  # Linux: share the blocks of another file until one of the two is written (ioctl_ficlone(2))
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `bad` means that the way from a checkpoint to a proven bundle is blocked; `note` that
+    something optional is missing. `remedy` is what to do, empty when nothing is to be done."""
+
+    name: str
+    value: str
+    state: State = "good"
+    remedy: str = ""
+
+
+def doctor(
+    folder: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="Where bundles are to be written: its device is looked at."),
+    ] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Look at Python, libraries, execution providers, GPU and disk, and say what to mend.
+
+    Exits 0 when a checkpoint can be exported and proven on this machine's CPU, and 3 when it cannot. What is only
+    optional (a GPU, TensorRT, reflinks) is reported and does not change the exit code.
+
+    Example: blockexport doctor
+    """
+    findings = examine(folder)
+    works = all(finding.state != "bad" for finding in findings)
+    if as_json:
+        console.print_json({"ok": works, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _print(findings, works)
+    raise typer.Exit(0 if works else 3)
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Every finding, in the order of the report. A check that fails unexpectedly is itself a bad finding."""
+    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+        ("machine", _machine),
+        ("libraries", _libraries),
+        ("ONNX Runtime", _onnx_runtime),
+        ("GPU", _gpu),
+        ("TensorRT", _tensorrt),
+        ("disk", lambda: _disk(folder)),
+    )
+    findings: list[Finding] = []
+    for name, check in checks:
+        try:
+            findings.extend(check())
+        except Exception as error:  # a broken library can fail in any way, and saying so is what doctor is for
+            findings.append(
+                Finding(name, f"{type(error).__name__}: {error}", "bad", "reinstall what the message names")
+            )
+    return findings
+
+
+def _print(findings: list[Finding], works: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    marks = {"good": "ok", "note": "--", "bad": "XX"}
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.name, finding.value)
+        if finding.remedy:
+            table.add_row("", "", f"-> {finding.remedy}")
+    out = console.stdout_console()
+    out.print(table)
+    out.print(
+        "This machine can export a checkpoint and prove the bundle on its CPU."
+        if works
+        else "This machine cannot export and prove a bundle yet: mend what is marked XX.",
+    )
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, without importing it; None when it is absent."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("blockexport", installed_version("blockexport") or "run from source")
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores")
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        yield Finding("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB")
+
+
+def _libraries() -> Iterator[Finding]:
+    for name in _LIBRARIES:
+        version = installed_version(name)
+        if version is None:
+            yield Finding(name, "not installed", "bad", f"pip install {name}")
+        else:
+            yield Finding(name, version)
+
+
+def _onnx_runtime() -> Iterator[Finding]:
+    wheels = {name: version for name in _ONNX_RUNTIMES if (version := installed_version(name)) is not None}
+    if not wheels:
+        yield Finding(
+            "onnxruntime", "not installed: bundles can be written, not run or proven", "bad",
+            "pip install 'blockexport[cpu]', or 'blockexport[gpu]' for CUDA",
+        )  # fmt: skip
+        return
+    value = ", ".join(f"{name} {version}" for name, version in wheels.items())
+    if len(wheels) > 1:
+        yield Finding(
+            "onnxruntime", f"{value}: both write the folder onnxruntime, so the later one broke the other", "bad",
+            "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want",
+        )  # fmt: skip
+        return
+    yield Finding("onnxruntime", value)
+    runtime = importlib.import_module("onnxruntime")
+    providers = runtime.get_available_providers()
+    yield Finding("execution providers", ", ".join(name.removesuffix("ExecutionProvider") for name in providers))
+    yield _dialect(runtime)
+
+
+def _dialect(runtime: Any) -> Finding:
+    """Run TensorScatter, the newest operator that a bundle's graph uses, on three numbers."""
+    from onnx import TensorProto, helper
+
+    shape = [1, 1, 3, 1]
+    graph = helper.make_graph(
+        [helper.make_node("TensorScatter", ["past", "update", "start"], ["present"], axis=2, mode="linear")],
+        "probe",
+        [
+            helper.make_tensor_value_info("past", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("update", TensorProto.FLOAT, [1, 1, 1, 1]),
+            helper.make_tensor_value_info("start", TensorProto.INT64, [1]),
+        ],
+        [helper.make_tensor_value_info("present", TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    return _run_probe(runtime, model.SerializeToString())
+
+
+def _run_probe(runtime: Any, model: bytes) -> Finding:
+    import numpy as np
+
+    try:
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors: that an unbound cache is copied is no news here
+        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        feeds = {
+            "past": np.zeros((1, 1, 3, 1), np.float32),
+            "update": np.ones((1, 1, 1, 1), np.float32),
+            "start": np.array([2], np.int64),
+        }
+        (present,) = session.run(None, feeds)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        return Finding("opset 24", f"refused: {reason}", "bad", "pip install --upgrade onnxruntime")
+    if present.ravel().tolist() != [0.0, 0.0, 1.0]:
+        return Finding("opset 24", f"TensorScatter gave {present.ravel().tolist()}", "bad", "reinstall onnxruntime")
+    return Finding("opset 24", "TensorScatter runs")
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        build = f"torch is a CUDA {torch.version.cuda} build" if torch.version.cuda else "torch is a CPU build"
+        yield Finding("GPU", f"none that torch can use ({build})", "note")
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        yield Finding(f"GPU {index}", f"{properties.name}, {capability}, {properties.total_memory / _GIB:.0f} GiB")
+
+
+def _tensorrt() -> Iterator[Finding]:
+    for module, extra in (("tensorrt", "gpu"), ("tensorrt_rtx", "rtx")):
+        version = installed_version(module)
+        if version is None:
+            yield Finding(module, "not installed", "note", f"for engines: pip install 'blockexport[{extra}]'")
+            continue
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the wheel is there, its libraries are not
+            yield Finding(
+                module, f"{version}, but does not load: {error}", "note", f"pip install --force-reinstall {module}"
+            )
+        else:
+            yield Finding(module, version)
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    if not os.access(folder, os.W_OK):
+        yield Finding("folder", f"{folder.resolve()} cannot be written to", "bad", "choose another folder")
+        return
+    yield Finding("folder", f"{folder.resolve()}, {shutil.disk_usage(folder).free / _GIB:.1f} GiB free")
+    if supports_reflinks(folder):
+        yield Finding("reflinks", "yes: a weights file is cloned without copying its bytes")
+    else:
+        yield Finding("reflinks", "no: a weights file is copied at the disk's speed", "note")
+
+
+def supports_reflinks(folder: Path) -> bool:
+    """Whether the file system under `folder` can clone a file, by trying it on a small one."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=folder) as target:
+        source.write(b"blockexport" * 1000)
+        source.flush()
+        try:
+            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,129 @@
+"""The `blockexport` command: registers one function per command and turns every outcome into an exit code.
+
+0 good; 1 judged and found bad; 2 wrong use or bad input; 3 could not be done or judged on this machine; 70 a bug of
+ours; 130 interrupted. Errors are text on stderr, also with --json: stdout then holds one JSON document or nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from blockexport.cli import console
+from blockexport.models.errors import BlockexportError
+
+EXIT_NOT_HERE = 3
+EXIT_USAGE = 2
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+# What the operating system refuses for a reason that the user can mend; other errors of the system are our bugs.
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or choose a folder on another device",
+    errno.EDQUOT: "your quota is used up: free some space, or choose a folder on another device",
+    errno.EACCES: "check the permissions, or choose another path",
+    errno.EPERM: "check the permissions, or choose another path",
+    errno.EROFS: "the file system is read-only: choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EIO: "the device failed: check the disk",
+}
+
+# The libraries that only some installations have, and the extra that brings each.
+_EXTRAS = {"onnxruntime": "cpu", "tensorrt": "gpu", "tensorrt_rtx": "rtx"}
+
+app = typer.Typer(
+    name="blockexport",
+    help="Export decoder checkpoints to ONNX with a static KV cache, and prove that the shipped file equals the model.",
+    epilog="Start with: blockexport onnx MODEL -o BUNDLE",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"blockexport {version('blockexport')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of the program itself; each command has its own."""
+
+
+for _name in ("onnx", "compare", "inspect", "generate", "doctor"):
+    try:
+        _module = importlib.import_module(f"blockexport.cli.{_name}_command")
+    except ModuleNotFoundError:
+        continue  # not written yet
+    app.command(_name)(getattr(_module, _name))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (`sys.argv` by default) and return its exit code; never raises, never prints a traceback
+    unless BLOCKEXPORT_DEBUG=1."""
+    try:
+        code = app(args=arguments, prog_name="blockexport", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except SystemExit:
+        # Typer's answer to a reader (`| head`) that left, with an exit code that means something else here.
+        code = EXIT_BROKEN_PIPE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would raise again
+        code = EXIT_BROKEN_PIPE
+    except Exception as error:
+        code = _explain(error)
+    if code == EXIT_INTERRUPTED:  # Typer catches the interrupt itself and returns this code
+        console.say("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong on stderr in one message; returns the exit code."""
+    if os.environ.get("BLOCKEXPORT_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, BlockexportError):
+        return _complain(str(error), error.exit_code)
+    # Typer's own complaints about the command line have no public base class; they know how to show themselves.
+    show = getattr(error, "show", None)
+    if callable(show):
+        show()
+        return EXIT_USAGE
+    if isinstance(error, typer.Abort):
+        return EXIT_INTERRUPTED
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        where = f" ({os.fspath(error.filename)!r})" if error.filename is not None else ""
+        return _complain(f"{error.strerror}{where}: {_REMEDIES[error.errno]}", EXIT_USAGE)
+    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        extra = _EXTRAS[error.name]
+        return _complain(f"{error.name} is not installed: pip install 'blockexport[{extra}]'", EXIT_NOT_HERE)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return _complain("this machine's memory is used up: close other programs, or use a larger one", EXIT_NOT_HERE)
+    console.say(
+        f"blockexport: {type(error).__name__}: {error}\n"
+        "This is a bug of ours, not of your input. Please report it with the command line, the output of "
+        "`blockexport doctor`,\nand the traceback that BLOCKEXPORT_DEBUG=1 in the environment prints."
+    )
+    return EXIT_BUG
+
+
+def _complain(message: str, code: int) -> int:
+    console.say(f"blockexport: {message}")
+    return code

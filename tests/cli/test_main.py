@@ -1,0 +1,173 @@
+"""The program as a whole: start-up without heavy imports, and one exit code and one message per outcome."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from blockexport.cli import main as program
+from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
+
+COMMAND = [sys.executable, "-c", "import sys; from blockexport.cli.main import main; sys.exit(main())"]
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env={**os.environ, **(environment or {})}, timeout=120
+    )
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Makes `blockexport fail` a command; it raises what the test puts into the list."""
+    planned: list[BaseException] = []
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(lambda: None)
+
+    @app.command()
+    def fail() -> None:
+        raise planned[0]
+
+    monkeypatch.setattr(program, "app", app)
+    return planned
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom blockexport.cli.main import main\n"
+        "code = main(['--help'])\n"
+        "heavy = {'torch', 'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'rich', 'safetensors', 'gguf', 'tokenizers'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "HEAVY []" in done.stdout
+    for name in ("onnx", "compare", "inspect", "generate", "doctor"):
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["onnx", "compare", "inspect", "generate", "doctor"])
+def test_help_of_a_command_has_an_example_and_loads_no_torch(name: str) -> None:
+    code = (
+        f"import sys\nfrom blockexport.cli.main import main\ncode = main(['{name}', '--help'])\n"
+        "print('TORCH', 'torch' in sys.modules)\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"blockexport {name} " in done.stdout.replace("\n", " ").split("Usage:", 1)[1].split("]", 1)[1]
+    assert "TORCH False" in done.stdout
+
+
+def test_help_takes_less_than_a_third_of_a_second_after_a_warm_up() -> None:
+    run("--help")
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert run("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3, f"blockexport --help took {min(seconds):.2f} s at best"
+
+
+def test_version_is_the_installed_one() -> None:
+    from importlib.metadata import version
+
+    assert run("--version").stdout == f"blockexport {version('blockexport')}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["nope"], "No such command 'nope'"), (["doctor", "--nope"], "No such option: --nope")],
+)
+def test_wrong_use_is_exit_2_with_nothing_on_stdout(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_arguments_shows_the_help_and_is_wrong_use() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "doctor" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("value, limit, remedy"), 2, "blockexport: value, limit, remedy\n"),
+        (NotJudgedError("no GPU"), 3, "blockexport: no GPU\n"),
+        (BlockexportError("plain"), 2, "blockexport: plain\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "b/model.onnx"),
+            2,
+            "blockexport: No space left on device ('b/model.onnx'): "
+            "free some space, or choose a folder on another device\n",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "b"),
+            2,
+            "blockexport: Permission denied ('b'): check the permissions, or choose another path\n",
+        ),
+        (
+            MemoryError(),
+            3,
+            "blockexport: this machine's memory is used up: close other programs, or use a larger one\n",
+        ),
+        (
+            ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"),
+            3,
+            "blockexport: onnxruntime is not installed: pip install 'blockexport[cpu]'\n",
+        ),
+        (typer.Exit(1), 1, ""),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+    ],
+)
+def test_each_known_outcome_has_its_code_and_one_message(
+    failing: list[BaseException],
+    error: BaseException,
+    code: int,
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    failing.append(error)
+    assert program.main(["fail"]) == code
+    captured = capfd.readouterr()
+    assert captured.err == message
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("division by zero"), FileNotFoundError(errno.ENOENT, "No such", "x")]
+)
+def test_anything_else_is_a_bug_of_ours(
+    failing: list[BaseException], error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BLOCKEXPORT_DEBUG", raising=False)
+    failing.append(error)
+    assert program.main(["fail"]) == 70
+    message = capsys.readouterr().err
+    assert message.startswith(f"blockexport: {type(error).__name__}: {error}\nThis is a bug of ours")
+    assert "BLOCKEXPORT_DEBUG=1" in message
+    assert "Traceback" not in message
+
+    monkeypatch.setenv("BLOCKEXPORT_DEBUG", "1")
+    assert program.main(["fail"]) == 70
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen([*COMMAND, "doctor"], stdout=subprocess.PIPE, stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=120) in (0, 141)
+    assert errors.read_text() == ""

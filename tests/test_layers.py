@@ -1,0 +1,133 @@
+"""The layering, held by the code itself: import contracts, and each heavy library in the file that is about it.
+
+The direction between packages is import-linter's (`make lint`); the first test shows that the contract can fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPOSITORY
+
+PACKAGES = ("models", "export", "runtime", "compare", "cli")
+
+# Where a library may be imported, at the top or inside a function. A library in no row may be imported anywhere below
+# cli/; doctor looks at every library, which is what it is for.
+HOMES = {
+    "onnxruntime": {"runtime/onnx_decoder.py"},
+    "gguf": {"models/gguf_checkpoint.py", "models/gguf_file.py"},
+    "tokenizers": {"runtime/text.py", "export/gguf_tokenizer.py"},
+    "jinja2": {"runtime/text.py", "runtime/chat_template.py"},
+    "huggingface_hub": {"models/hub.py"},
+    "rich": {"cli/console.py", "cli/doctor_command.py"},
+    "onnxscript": set[str](),
+    "transformers": set[str](),
+    "onnxruntime_genai": set[str](),
+    "tensorrt": set[str](),
+    "tensorrt_rtx": set[str](),
+}
+LIGHT_OF_OURS = {"blockexport.models.errors", "blockexport.models.precision"}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((REPOSITORY / package).rglob("*.py"))
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every imported module in full, with its line; those under `if TYPE_CHECKING:` are left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for other in node.orelse:
+                yield from imports(other)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            # `from blockexport.cli import console` imports a module, `from pathlib import Path` a name.
+            ours = node.module.count(".") == 1 and node.module.startswith("blockexport.")
+            yield from ((f"{node.module}.{alias.name}" if ours else node.module, node.lineno) for alias in node.names)
+        else:
+            yield from imports(node)
+
+
+def top_level_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from imports(ast.Module([node], []))
+
+
+@pytest.mark.parametrize("library", sorted(HOMES))
+def test_a_heavy_library_is_imported_only_in_its_file(library: str) -> None:
+    strays = [
+        f"{path.relative_to(REPOSITORY)}:{line} imports {name}"
+        for package in PACKAGES
+        for path in sources(package)
+        for name, line in imports(ast.parse(path.read_text()))
+        if name.split(".")[0] == library and path.relative_to(REPOSITORY).as_posix() not in HOMES[library]
+    ]
+    assert strays == []
+
+
+@pytest.mark.parametrize("path", sources("cli"), ids=lambda path: path.name)
+def test_a_command_loads_nothing_heavy_before_it_runs(path: Path) -> None:
+    heavy = [
+        f"line {line}: {name}"
+        for name, line in top_level_imports(ast.parse(path.read_text()))
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and name != "typer"
+        and not name.startswith("blockexport.cli")
+        and name not in LIGHT_OF_OURS
+    ]
+    assert heavy == []
+
+
+def test_no_file_is_named_like_a_library() -> None:
+    """A script run inside the folder would import it in place of the library."""
+    taken = {"onnx", "torch", "tensorrt", "numpy", "gguf", "onnxruntime", "tokenizers", "typer", "rich"}
+    names = {path.stem for package in PACKAGES for path in sources(package)} - {"__init__", "__main__"}
+    assert names & (taken | set(sys.stdlib_module_names)) <= {"inspect"} - names
+
+
+def test_the_contract_breaks_when_a_lower_layer_imports_a_higher_one(tmp_path: Path) -> None:
+    """models importing runtime must turn lint-imports red; the same copy without that line is green."""
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, tmp_path / "blockexport" / package)
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    lint = [
+        sys.executable, "-S", "-c",
+        "import sys\n"
+        f"sys.path[:0] = [{str(tmp_path)!r}]\n"
+        f"sys.path += {[p for p in sys.path if 'site-packages' in p]!r}\n"
+        "from importlinter.cli import lint_imports_command\n"
+        "lint_imports_command(['--no-cache'])",
+    ]  # fmt: skip
+    clean = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+
+    offender = tmp_path / "blockexport" / "models" / "norm.py"
+    offender.write_text(offender.read_text() + "\nfrom blockexport.runtime import decoder\n")
+    broken = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True)
+    assert broken.returncode == 1, broken.stdout + broken.stderr
+    assert "blockexport.models is not allowed to import blockexport.runtime" in broken.stdout
+
+
+def test_bare_package_names_are_banned() -> None:
+    """ruff refuses `import models` and the like, in every package of ours."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    banned = settings["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    assert set(banned) == set(PACKAGES)
+    for package in PACKAGES:
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", "check", "--config", str(REPOSITORY / "pyproject.toml"),
+             "--stdin-filename", str(REPOSITORY / "tests" / "made_up.py"), "-"],
+            input=f"import {package}.config\n\nprint({package}.config)\n", capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "TID251" in done.stdout
