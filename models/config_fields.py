@@ -1,0 +1,136 @@
+"""Typed reading of a mapping nobody has checked yet: a `config.json` or the metadata of a GGUF file.
+
+Every getter either returns a value of the promised type and range or raises UsageError with the key, the value found,
+what was expected, and the file. The keys asked for are remembered, so that the reader can name those it never used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from blockexport.models.errors import UsageError
+
+MAX_INTEGER = 2**31 - 1
+MAX_LAYERS = 10_000
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, shortened to fit a message."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class RawFields:
+    """A raw mapping, the name of where it came from, and the keys that were read so far."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.data = data
+        self.where = where
+        self.used: set[str] = set()
+
+    def error(self, message: str) -> UsageError:
+        """The error to raise, with the file in front."""
+        return UsageError(f"{self.where}: {message}")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there at all, null included."""
+        return key in self.data
+
+    def get(self, key: str) -> Any:
+        """The raw value (None when absent or null), marked as used."""
+        self.used.add(key)
+        return self.data.get(key)
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """A whole number in [minimum, maximum]. Without a default the key must be there; null is refused."""
+        if not self.has(key):
+            if default is None:
+                raise self.error(f"the key {key!r} is missing; it must be a whole number of at least {minimum}")
+            return default
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(f"{key} is {shown(value)}; it must be a whole number from {minimum} to {maximum}")
+        return value
+
+    def optional_integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int | None:
+        """Like `integer`, but null means None and an absent key means the default."""
+        if not self.has(key):
+            return default
+        return None if self.get(key) is None else self.integer(key, minimum=minimum)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero. Without a default the key must be there; null is refused."""
+        if not self.has(key):
+            if default is None:
+                raise self.error(f"the key {key!r} is missing; it must be a number above zero")
+            return default
+        value = self.get(key)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        if not good:
+            raise self.error(f"{key} is {shown(value)}; it must be a finite number above zero")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        if not self.has(key):
+            return default
+        value = self.get(key)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} is {shown(value)}; it must be true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string. Without a default the key must be there; null is refused."""
+        if not self.has(key) and default is not None:
+            return default
+        value = self.get(key)
+        if not isinstance(value, str):
+            found = shown(value) if self.has(key) else "missing"
+            raise self.error(f"{key} is {found}; it must be a string")
+        return value
+
+    def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """A token id, a list of them, or null for none."""
+        if not self.has(key):
+            return default
+        value = self.get(key)
+        ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= MAX_INTEGER for i in ids):
+            raise self.error(f"{key} is {shown(value)}; it must be a token id, a list of token ids, or null")
+        return tuple(ids)
+
+    def only(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
+        """Accept the key only when absent or one of the allowed values; `why` says what another would mean."""
+        value = self.get(key)
+        # `==` alone would take 0 for false and 1 for true.
+        if self.has(key) and not any(type(value) is type(a) and value == a for a in allowed):
+            expected = " or ".join(shown(a) for a in allowed)
+            raise self.error(f"{key} is {shown(value)}, and only {expected} can be exported: {why}")
+
+    def unused(self) -> list[str]:
+        """Keys that are there and were never read."""
+        return sorted(set(self.data) - self.used)
+
+
+def check_heads(fields: RawFields, heads: int, key_value_heads: int, head_dim: int) -> None:
+    """Raise UsageError when query heads cannot share key/value heads evenly, or RoPE cannot pair dimensions."""
+    if heads % key_value_heads:
+        raise fields.error(
+            f"{heads} attention heads cannot share {key_value_heads} key/value heads evenly; "
+            "the first number must be a multiple of the second"
+        )
+    if head_dim % 2:
+        raise fields.error(f"head_dim is {head_dim}; RoPE turns pairs of dimensions, so it must be even")
+
+
+def derived_head_dim(fields: RawFields, hidden_size: int, heads: int) -> int:
+    """D / N, for a source that does not state the head's width. Raises UsageError when it is not whole."""
+    if hidden_size % heads:
+        raise fields.error(
+            f"hidden size {hidden_size} is no multiple of {heads} attention heads and no head width is stated; "
+            "state it (head_dim in config.json, attention.key_length in GGUF)"
+        )
+    return hidden_size // heads
