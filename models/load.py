@@ -1,0 +1,56 @@
+"""A checkpoint's weights in the plain PyTorch decoder."""
+
+from __future__ import annotations
+
+import torch
+
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.progress import Progress, silent
+from blockexport.models.rope import rope_table, rope_table_rows
+from blockexport.models.tensor_names import expected_tensors
+from blockexport.models.weight_values import TensorLoss, check_no_overflow, convert
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    max_sequence_length: int,
+    *,
+    headless: bool = False,
+    last_logits_only: bool = False,
+    progress: Progress = silent,
+) -> DecoderModel:
+    """The decoder with the checkpoint's weights in `dtype`, on the CPU, ready for inference.
+
+    No memory is spent on weights that are about to be replaced, and none on a copy where the file's type is `dtype`:
+    the parameters then map the file's pages.
+
+    Args:
+        checkpoint: where the weights come from.
+        dtype: of parameters and activations; the RoPE table stays in float32.
+        max_sequence_length: M, which the RoPE table must cover.
+        headless: leave out embedding and head.
+        last_logits_only: see `DecoderModel`.
+        progress: called per tensor.
+
+    Raises:
+        UsageError: a weight is not finite, or overflows in `dtype`.
+    """
+    config = checkpoint.config
+    rows = rope_table_rows(config, max_sequence_length)
+    with torch.device("meta"):
+        # One row of table: the meta device gives a table without values, and the real one replaces it below.
+        model = DecoderModel(config, 1, headless=headless, last_logits_only=last_logits_only)
+    model.cos, model.sin = rope_table(config, rows)
+    model.requires_grad_(False)
+    names = expected_tensors(config, headless=headless)
+    state: dict[str, torch.Tensor] = {}
+    losses: list[TensorLoss] = []
+    for done, name in enumerate(names, start=1):
+        state[name], loss = convert(name, checkpoint.read(name), dtype)
+        losses.append(loss)
+        progress("loading weights", done, len(names))
+    check_no_overflow(losses, dtype)
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.eval()

@@ -1,0 +1,85 @@
+"""The values of weights: all finite, and what a conversion to a narrower type does to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.models.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TensorLoss:
+    """What a conversion did to one tensor's values. Sizes are absolute values; everything is 0 where nothing was lost."""
+
+    name: str
+    overflowed: int = 0  # finite before, infinite after
+    largest: float = 0.0  # the largest value before the conversion
+    flushed: int = 0  # not zero before, zero after
+    largest_flushed: float = 0.0
+
+
+def check_finite(name: str, tensor: torch.Tensor) -> None:
+    """Refuse NaN and infinities; one pass over the values.
+
+    Raises:
+        UsageError: naming the tensor, how many values are not finite, and the first.
+    """
+    if tensor.numel() == 0:
+        return
+    low, high = tensor.aminmax()  # NaN comes through both, an infinity through one
+    if low.isfinite() and high.isfinite():
+        return
+    bad = ~tensor.isfinite()
+    first = torch.nonzero(bad)[0].tolist()
+    value = tensor[tuple(first)].item()
+    raise UsageError(
+        f"{name} holds {int(bad.sum())} values that are not finite, the first ({value}) at {first}: every output "
+        "would be NaN. Download the checkpoint again, or take one that was saved without overflow"
+    )
+
+
+def convert(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, TensorLoss]:
+    """`tensor` in `dtype`, rounded to nearest even, and what was lost on the way.
+
+    Args:
+        name: for messages.
+        tensor: any shape; it must be finite.
+        dtype: the target; converting to a wider type loses nothing.
+
+    Raises:
+        UsageError: `tensor` holds values that are not finite.
+    """
+    check_finite(name, tensor)
+    if tensor.dtype == dtype or tensor.numel() == 0:
+        return tensor.to(dtype), TensorLoss(name)
+    converted = tensor.to(dtype)
+    low, high = tensor.aminmax()
+    largest = max(abs(low.item()), abs(high.item()))
+    overflowed = 0
+    if not torch.tensor([low, high]).to(dtype).isfinite().all():
+        overflowed = int((~converted.isfinite()).sum())
+    flushed, largest_flushed = 0, 0.0
+    if torch.count_nonzero(converted) < torch.count_nonzero(tensor):
+        gone = tensor[(converted == 0) & (tensor != 0)]
+        flushed, largest_flushed = gone.numel(), gone.abs().max().item()
+    return converted, TensorLoss(name, overflowed, largest, flushed, largest_flushed)
+
+
+def check_no_overflow(losses: list[TensorLoss], dtype: torch.dtype) -> None:
+    """Refuse a conversion that made infinities.
+
+    Raises:
+        UsageError: naming the worst tensors, the largest value and the type's limit.
+    """
+    lost = sorted((loss for loss in losses if loss.overflowed), key=lambda loss: -loss.largest)
+    if not lost:
+        return
+    limit = torch.finfo(dtype).max
+    shown = ", ".join(f"{loss.name} ({loss.overflowed} values, up to {loss.largest:.6g})" for loss in lost[:3])
+    more = f" and {len(lost) - 3} tensors more" if len(lost) > 3 else ""
+    raise UsageError(
+        f"{str(dtype).removeprefix('torch.')} ends at {limit:.6g}, and these weights would become infinite: "
+        f"{shown}{more}. Use --fp32" + (" or --bf16" if dtype == torch.float16 else "")
+    )
