@@ -73,14 +73,13 @@ def fake_model(
     config: ModelConfig, precision: Precision, *, headless: bool, last_logits_only: bool
 ) -> Iterator[DecoderModel]:
     """A decoder without memory behind its weights, and the fake mode it lives in."""
-    default = torch.get_default_dtype()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        # Converting a fake module afterwards is not possible: it has to be born in its type.
-        torch.set_default_dtype(precision.torch_dtype)
-        try:
-            model = DecoderModel(config, _SLOTS, headless=headless, last_logits_only=last_logits_only)
-        finally:
-            torch.set_default_dtype(default)
+        model = DecoderModel(config, _SLOTS, headless=headless, last_logits_only=last_logits_only)
+        # A fake module cannot be converted with `.to`, and the default type is the whole process's: other threads
+        # may be reading weights meanwhile. Parameters of the right type are assigned instead.
+        dtype = precision.torch_dtype
+        typed = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
+        model.load_state_dict(typed, assign=True)
         yield model.eval().requires_grad_(False)
 
 

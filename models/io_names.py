@@ -23,3 +23,9 @@ def past_names(num_hidden_layers: int) -> list[str]:
 def present_names(num_hidden_layers: int) -> list[str]:
     """The cache outputs, in the order of `past_names`; output i aliases input i."""
     return [f"present.{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]
+
+
+def past_of(name: str) -> str | None:
+    """The cache input that an output may share its buffer with; None for a name that is no cache output."""
+    prefix = "present."
+    return f"past_key_values.{name.removeprefix(prefix)}" if name.startswith(prefix) else None
