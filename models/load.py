@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch import nn
 
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.decoder_model import DecoderModel
 from blockexport.models.progress import Progress, silent
-from blockexport.models.rope import rope_table, rope_table_rows
+from blockexport.models.rope import rope_table_rows
 from blockexport.models.tensor_names import expected_tensors
 from blockexport.models.weight_values import TensorLoss, check_no_overflow, convert
 
@@ -39,10 +43,8 @@ def load_model(
     """
     config = checkpoint.config
     rows = rope_table_rows(config, max_sequence_length)
-    with torch.device("meta"):
-        # One row of table: the meta device gives a table without values, and the real one replaces it below.
-        model = DecoderModel(config, 1, headless=headless, last_logits_only=last_logits_only)
-    model.cos, model.sin = rope_table(config, rows)
+    with _uninitialised():
+        model = DecoderModel(config, rows, headless=headless, last_logits_only=last_logits_only)
     model.requires_grad_(False)
     names = expected_tensors(config, headless=headless)
     state: dict[str, torch.Tensor] = {}
@@ -54,3 +56,17 @@ def load_model(
     check_no_overflow(losses, dtype)
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Within it, Linear and Embedding leave their weights as allocated: pages that are never touched cost nothing.
+
+    The meta device would do as well, but it loads torch's symbolic shapes to get there, a second of imports.
+    """
+    linear, embedding = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
+    nn.Linear.reset_parameters = nn.Embedding.reset_parameters = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Linear.reset_parameters, nn.Embedding.reset_parameters = linear, embedding  # type: ignore[method-assign]

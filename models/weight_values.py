@@ -11,7 +11,7 @@ from blockexport.models.errors import UsageError
 
 @dataclass(frozen=True)
 class TensorLoss:
-    """What a conversion did to one tensor's values. Sizes are absolute values; everything is 0 where nothing was lost."""
+    """What a conversion did to one tensor's values. Sizes are absolute; everything is 0 where nothing was lost."""
 
     name: str
     overflowed: int = 0  # finite before, infinite after
@@ -52,7 +52,7 @@ def convert(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.
         UsageError: `tensor` holds values that are not finite.
     """
     check_finite(name, tensor)
-    if tensor.dtype == dtype or tensor.numel() == 0:
+    if torch.promote_types(tensor.dtype, dtype) == dtype or tensor.numel() == 0:
         return tensor.to(dtype), TensorLoss(name)
     converted = tensor.to(dtype)
     low, high = tensor.aminmax()
