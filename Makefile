@@ -12,7 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PACKAGES := models export runtime compare cli
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 DEMO_BUNDLE ?= demo-bundle
 
 .PHONY: demo test test-full test-gpu lint clean
