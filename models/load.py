@@ -64,9 +64,11 @@ def _uninitialised() -> Iterator[None]:
 
     The meta device would do as well, but it loads torch's symbolic shapes to get there, a second of imports.
     """
-    linear, embedding = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
-    nn.Linear.reset_parameters = nn.Embedding.reset_parameters = lambda self: None  # type: ignore[method-assign]
+    originals = [(module, module.reset_parameters) for module in (nn.Linear, nn.Embedding)]
+    for module, _ in originals:
+        module.reset_parameters = lambda self: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Linear.reset_parameters, nn.Embedding.reset_parameters = linear, embedding  # type: ignore[method-assign]
+        for module, original in originals:
+            module.reset_parameters = original  # type: ignore[method-assign]
