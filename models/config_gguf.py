@@ -20,7 +20,6 @@ DEFAULT_ROPE_THETA = 10_000.0
 FILE_TYPE_DTYPES = {1: "float16", 32: "bfloat16"}  # every other stored type is read as float32
 
 HARMLESS_PREFIXES: dict[str, str] = {
-    "GGUF.": "the header, as the gguf package presents it",
     "general.": "name, authors, licence and file type",
     "tokenizer.": "read when the tokenizer is rebuilt",
     "quantize.": "how the quantised values were chosen",
@@ -203,14 +202,17 @@ def _windows(raw: RawFields, arch: str, layers: int) -> tuple[int | None, tuple[
     if pattern is not None:
         if not isinstance(pattern, list | tuple) or len(pattern) != layers or {type(p) for p in pattern} != {bool}:
             raise raw.error(f"{pattern_key} is {shown(pattern)}; it must be true or false for each of {layers} layers")
-        types = tuple[LayerType, ...]("sliding_attention" if p else "full_attention" for p in pattern)
-        return (window, types) if any(pattern) else (None, ())
+        if not any(pattern):
+            return None, ()
+        types: tuple[LayerType, ...] = tuple("sliding_attention" if p else "full_attention" for p in pattern)
+        return window, types
     if arch != "llama":
         raise raw.error(
             f"{key} is {window}, and nothing in the file says which layers have the window; "
             "export from the Hugging Face checkpoint, whose config.json says it"
         )
-    return window, ("sliding_attention",) * layers
+    every: LayerType = "sliding_attention"
+    return window, (every,) * layers
 
 
 def _any_bias(tensor_names: Collection[str], *parts: str) -> bool:

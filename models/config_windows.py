@@ -72,14 +72,16 @@ def _qwen(fields: RawFields, types: tuple[LayerType, ...] | None, layers: int) -
     full_layers = fields.integer("max_window_layers", DEFAULT_FULL_LAYERS, minimum=0)
     if enabled and window is None:
         raise fields.error("use_sliding_window is true and sliding_window is null; give the window or turn it off")
-    if types is None:
-        sliding = layers - full_layers if enabled else 0
-        types = ("full_attention",) * min(layers, full_layers) + ("sliding_attention",) * max(0, sliding)
-    if "sliding_attention" not in types[:layers]:
+    first = full_layers if enabled else layers  # the first layer with a window
+    by_number: tuple[LayerType, ...] = tuple(
+        "sliding_attention" if layer >= first else "full_attention" for layer in range(layers)
+    )
+    resolved = by_number if types is None else types
+    if "sliding_attention" not in resolved:
         return ALL_FULL
     if not enabled:
         raise fields.error(
             f"layer_types has sliding_attention and use_sliding_window is {shown(fields.get('use_sliding_window'))}; "
             "set use_sliding_window to true, or make the layers full_attention"
         )
-    return window, types
+    return window, resolved

@@ -1,0 +1,194 @@
+"""How `blockexport inspect` looks on a terminal: the block as a table, then the sums.
+
+Every figure is shown twice, rounded for reading and exact for checking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from blockexport.models.config import ModelConfig
+
+_LEGEND = "B batch, S new tokens. RoPE, softmax, SiLU and additions are not counted."
+_PARTS = {"attention": "attention", "mlp": "MLP"}
+_INDENT = (0, 0, 0, 2)
+
+
+def count(value: float) -> str:
+    """Parameters: 218.1 M, 8.03 B."""
+    for limit, letter, digits in ((1e9, "B", 2), (1e6, "M", 1), (1e3, "k", 1)):
+        if value >= limit:
+            return f"{value / limit:.{digits}f} {letter}"
+    return f"{value:.0f}"
+
+
+def flop(value: float) -> str:
+    """Operations, two digits or all whole ones: 4.3 GFLOP, 15 GFLOP, 134 MFLOP."""
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            scaled = value / limit
+            return f"{scaled:.1f} {letter}FLOP" if scaled < 9.95 else f"{scaled:.0f} {letter}FLOP"
+    return f"{value:.0f} FLOP"
+
+
+def size(value: float) -> str:
+    """Bytes in binary units, to two digits after the point where they say something: 1 GiB, 14.96 GiB."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if value >= 1024**power:
+            return f"{value / 1024**power:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    return f"{value:.0f} bytes"
+
+
+def show(model: str, config: ModelConfig, description: dict[str, Any]) -> None:
+    """Print the whole description on stdout."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out = console.stdout_console()
+    out.print()
+    out.print(Text(f"  {model}", style="bold cyan"), Text(_headline(config, description["precision"]), style="dim"))
+    out.print()
+    out.print(Padding(_dimensions(config), _INDENT))
+    out.print()
+    out.print(Padding(_block(config, description), _INDENT))
+    out.print(Text(f"  {_LEGEND}", style="dim"))
+    for title, lines in _sums(config, description):
+        out.print()
+        out.print(Text(f"  {title}", style="bold"))
+        out.print(Padding(_figures(lines), (0, 0, 0, 4)))
+    out.print()
+
+
+def _headline(config: ModelConfig, precision: str) -> str:
+    return f"{config.model_type}, {config.num_hidden_layers} blocks, in {precision}"
+
+
+def _dimensions(config: ModelConfig) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        grid.add_column(style="cyan", justify="right")
+        grid.add_column(justify="right")
+        grid.add_column(style="dim")
+    dimensions = [
+        ("D", config.hidden_size, "hidden_size"),
+        ("N", config.num_attention_heads, "num_attention_heads"),
+        ("F", config.intermediate_size, "intermediate_size"),
+        ("K", config.num_key_value_heads, "num_key_value_heads"),
+        ("V", config.vocab_size, "vocab_size"),
+        ("H", config.head_dim, "head_dim"),
+        ("L", config.num_hidden_layers, "num_hidden_layers"),
+        ("", config.max_position_embeddings, "max_position_embeddings"),
+    ]
+    for left, right in zip(dimensions[::2], dimensions[1::2], strict=True):
+        cells = [(letter, f"{value:,}", name) for letter, value, name in (left, right)]
+        grid.add_row(*cells[0], *cells[1])
+    outer = Table.grid()
+    outer.add_row(grid)
+    outer.add_row("")
+    outer.add_row(_options(config))
+    return outer
+
+
+def _options(config: ModelConfig) -> str:
+    """What the block has beside its dimensions, in a sentence."""
+    scaling = config.rope_scaling
+    stretched = "" if scaling is None else f" with {scaling.rope_type} scaling"
+    if scaling is not None and scaling.rope_type != "freq_factors":
+        stretched += f" by {scaling.factor:g}"
+    parts = [f"RMSNorm (eps {config.rms_norm_eps:g})", f"RoPE (theta {config.rope_theta:,.0f}){stretched}"]
+    parts += ["QK-norm"] if config.qk_norm else []
+    biased = {"q, k, v": config.qkv_bias, "o": config.o_bias, "MLP": config.mlp_bias}
+    names = ", ".join(name for name, there in biased.items() if there)
+    parts.append(f"biases on {names}" if names else "no biases")
+    windowed = config.layer_types.count("sliding_attention")
+    if windowed:
+        parts.append(f"a window of {config.sliding_window:,} tokens in {windowed} of {config.num_hidden_layers} layers")
+    parts.append("head tied to the embedding" if config.tie_word_embeddings else "head of its own")
+    return " · ".join(parts)
+
+
+def _block(config: ModelConfig, description: dict[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    window = config.window_of(0)
+    title = f"Block 0, one token at T = {description['tokens']:,}" + (
+        f" under a window of {window:,}" if window else ""
+    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_footer=True)
+    operations = description["block"]
+    table.add_column("", footer="block")
+    table.add_column("shape out", style="cyan")
+    table.add_column("parameters", justify="right", footer=f"{description['parameters']['block']:,}")
+    table.add_column("FLOP per token", justify="right", footer=f"{sum(o['flops'] for o in operations):,}")
+    for part in _PARTS:
+        own = [operation for operation in operations if operation["part"] == part]
+        for operation in own:
+            shape = ", ".join(str(size) for size in operation["shape"])
+            numbers = [f"{operation[key]:,}" if operation[key] else "" for key in ("parameters", "flops")]
+            table.add_row(operation["name"], shape, *numbers)
+        sums = [f"{sum(operation[key] for operation in own):,}" for key in ("parameters", "flops")]
+        table.add_row(f"{_PARTS[part]} with its norm", "", *sums, style="bold", end_section=True)
+    return table
+
+
+Line = tuple[str, str, str]  # what it is, rounded, exact
+
+
+def _sums(config: ModelConfig, description: dict[str, Any]) -> list[tuple[str, list[Line]]]:
+    parameters, flops, cache = (description[key] for key in ("parameters", "flops_per_token", "cache_bytes"))
+    tokens, batch, precision = description["tokens"], description["batch_size"], description["precision"]
+    tied = config.tie_word_embeddings
+    counts: list[Line] = [
+        ("one block", count(parameters["block"]), f"{parameters['block']:,}"),
+        ("the MLP's share of it", f"{100 * parameters['mlp_share']:.0f} %", f"{parameters['mlp']:,}"),
+        (f"in {parameters['layers']} blocks", count(parameters["blocks"]), f"{parameters['blocks']:,}"),
+        ("embedding and head, tied" if tied else "embedding", *_counted(parameters["embedding"])),
+        *([] if tied else [("head", *_counted(parameters["head"]))]),
+        ("final norm", *_counted(parameters["final_norm"])),
+        ("in all", *_counted(parameters["total"])),
+        (f"weights in {precision}", size(description["weight_bytes"]), f"{description['weight_bytes']:,} bytes"),
+    ]
+    work: list[Line] = [("weights (2 per parameter, no lookup)", flop(flops["weights"]), f"{flops['weights']:,}")]
+    by_layer: list[int] = flops["attention_by_layer"]
+    for value in dict.fromkeys(by_layer):
+        work.append((f"attention, each of {by_layer.count(value)} layers", flop(value), f"{value:,}"))
+    work.append(("attention, all layers", flop(flops["attention"]), f"{flops['attention']:,}"))
+    saving = cache["times_without_gqa"]
+    memory: list[Line] = [
+        ("per token", size(cache["per_token"]), f"{cache['per_token']:,} bytes"),
+        (f"{tokens:,} tokens", size(cache["per_sequence"]), f"{cache['per_sequence']:,} bytes"),
+        (f"a batch of {batch:,} such", size(cache["batch"]), f"{cache['batch']:,} bytes"),
+    ]
+    if saving > 1:
+        memory.append(
+            (f"without GQA, {saving} times as much", size(cache["without_gqa"]), f"{cache['without_gqa']:,} bytes")
+        )
+    return [
+        ("Parameters", counts),
+        (f"Operations per generated token, T = {tokens:,}", work),
+        (f"KV cache in {precision}", memory),
+    ]
+
+
+def _counted(value: int) -> tuple[str, str]:
+    return count(value), f"{value:,}"
+
+
+def _figures(lines: list[Line]) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(min_width=36)
+    grid.add_column(justify="right", style="bold", min_width=11)
+    grid.add_column(justify="right", style="dim", min_width=21, no_wrap=True)
+    for line in lines:
+        grid.add_row(*line)
+    return grid
