@@ -19,6 +19,20 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 
+def modules() -> set[Path]:
+    """Every file that installs as a module; runtime/cpp holds C++ and the scripts that made its tables."""
+    files = (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+    return {path for path in files if "cpp" not in path.parts}
+
+
+def cpp_sources() -> set[Path]:
+    """What a C++ build from an installed blockexport needs."""
+    cpp = REPOSITORY / "runtime" / "cpp"
+    folders = ("cmake", "include", "src", "samples")
+    found = {path for folder in folders for path in (cpp / folder).rglob("*") if path.is_file()}
+    return found | set(cpp.glob("*.txt"))
+
+
 def check(command: list[str | Path], cwd: Path) -> str:
     """Run a command with nothing of this session's Python in its environment; its stdout, or a failure with both."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
@@ -65,7 +79,7 @@ def test_the_packages_listed_are_the_folders_there() -> None:
     }
     listed = SETTINGS["tool"]["setuptools"]["packages"]
     assert sorted(listed) == sorted(folders)
-    with_code = {path.parent for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")}
+    with_code = {path.parent for path in modules()}
     assert all((folder / "__init__.py").exists() for folder in with_code)
 
 
@@ -79,11 +93,7 @@ def test_the_top_level_has_only_the_folders_it_should(tmp_path: Path) -> None:
 
 def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {
-        "blockexport/" + path.relative_to(REPOSITORY).as_posix()
-        for package in PACKAGES
-        for path in (REPOSITORY / package).rglob("*.py")
-    }
+    expected = {"blockexport/" + path.relative_to(REPOSITORY).as_posix() for path in modules() | cpp_sources()}
     assert names == expected
     assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
 
