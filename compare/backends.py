@@ -1,0 +1,38 @@
+"""Whether a backend's arithmetic is the one the artifact's precision asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockexport.models.precision import Precision
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`is_target`: each operator runs in its declared type, so rounding is what the target's would be.
+    `can_judge`: False where a run says nothing about the artifact. `note` is for the report."""
+
+    is_target: bool
+    can_judge: bool
+    note: str
+
+
+def arithmetic_of(backend: str, precision: Precision) -> Arithmetic:
+    """What a run of an artifact of `precision` on `backend` proves."""
+    if precision is Precision.FP32:
+        return Arithmetic(True, True, "every operator in float32")
+    if backend != "onnxruntime":
+        return Arithmetic(True, True, f"PyTorch on the CPU, every operator in {precision.dtype_name}")
+    if precision is Precision.FP16:
+        return Arithmetic(
+            False,
+            True,
+            "ONNX Runtime on a CPU computes fp16 matrix products, norms and attention in float32: judged are the graph, "
+            "the rounded weights and the fp16 cache, and not the rounding of fp16 arithmetic on a target that has it",
+        )
+    return Arithmetic(
+        False,
+        False,
+        "ONNX Runtime on a CPU has few bf16 kernels, so a bf16 graph cannot be judged with it: "
+        "judge the program with --backend pt2, or run compare where a GPU is",
+    )

@@ -1,0 +1,138 @@
+"""What the checks share: the artifact, eager in the same precision, the reference, and runs of each made only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from blockexport.compare.errors import Errors, measure
+from blockexport.compare.noise import Floor, floor_of
+from blockexport.compare.plan import Plan
+from blockexport.compare.reference import Reference
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.progress import Progress, silent
+from blockexport.runtime.decoder import Decoder
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the batched run: its own tokens, and how many of them are its prompt."""
+
+    ids_S: torch.Tensor
+    prompt: int
+
+
+class CheckContext:
+    """Everything a check may look at. Expensive parts are made on first use and kept.
+
+    Attributes:
+        decoder: the artifact being judged.
+        eager: gives eager PyTorch on the same weights in the artifact's precision, full logits.
+        checkpoint: the source, which the reference reads.
+        plan: the stretches of the judged sequence.
+        ids_S: the judged sequence, int64, M tokens when `to_last_slot`, else up to the last decode step.
+        rows: rows of unequal length for the batched run.
+        weights: gives the shapes of the weights inside the artifact's file by name; None when there is no file.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        eager: Callable[[], Decoder],
+        checkpoint: Checkpoint,
+        plan: Plan,
+        ids_S: torch.Tensor,
+        *,
+        to_last_slot: bool = True,
+        rows: Sequence[Row] = (),
+        weights: Callable[[], Shapes] | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.decoder = decoder
+        self._make_eager = eager
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.plan = plan
+        self.to_last_slot = to_last_slot
+        self.ids_S = ids_S
+        self.rows = list(rows)
+        self.weights = weights
+        self.progress = progress
+
+    @property
+    def has_top1(self) -> bool:
+        """False for a headless stack, whose outputs are no distribution over tokens."""
+        return not self.decoder.headless
+
+    @cached_property
+    def eager(self) -> Decoder:
+        """Eager PyTorch in the artifact's precision."""
+        return self._make_eager()
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The float64 reference over the checkpoint."""
+        return Reference(self.checkpoint, headless=self.decoder.headless)
+
+    @cached_property
+    def judged_positions(self) -> list[int]:
+        """Positions of the sequence whose reference outputs are kept."""
+        plan = self.plan
+        judged = set(plan.prefill_positions) | set(plan.decode_positions)
+        return sorted(judged | set(plan.last_positions)) if self.to_last_slot else sorted(judged)
+
+    @cached_property
+    def expected(self) -> list[torch.Tensor]:
+        """Reference outputs [P, V] of the judged sequence (at `judged_positions`), then of each row (all of it)."""
+        sequences = [self.ids_S] + [row.ids_S for row in self.rows]
+        positions: list[Sequence[int]] = [self.judged_positions, *(range(len(row.ids_S)) for row in self.rows)]
+        return self.reference.run(sequences, positions, self.progress)
+
+    def inputs(self, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
+        """What `decoder` takes for token ids of any shape: the ids, or a headless stack's embeddings of them."""
+        if not decoder.headless:
+            return ids
+        return self.checkpoint.read("model.embed_tokens.weight")[ids].to(decoder.dtype)
+
+    @cached_property
+    def artifact_errors(self) -> Errors:
+        """The artifact's errors along the judged sequence."""
+        return self._walk(self.decoder, "artifact")
+
+    @cached_property
+    def eager_errors(self) -> Errors:
+        """Eager's own errors along the same calls: the noise floor."""
+        return self._walk(self.eager, "eager")
+
+    def observed(self, positions: Sequence[int]) -> list[int]:
+        """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""
+        seen = set(self.artifact_errors.positions_P.tolist())
+        return [p for p in positions if p in seen]
+
+    def floor(self, positions: Sequence[int]) -> Floor:
+        """The noise floor of the stretch `positions`."""
+        return floor_of(self.eager_errors.select(positions), self.decoder.dtype)
+
+    def _walk(self, decoder: Decoder, label: str) -> Errors:
+        """Feed the judged sequence in the plan's calls, each output measured as it comes."""
+        where = {p: i for i, p in enumerate(self.judged_positions)}
+        expected_PV = self.expected[0]
+        calls = self.plan.calls(to_last_slot=self.to_last_slot)
+        inputs = self.inputs(decoder, self.ids_S[None])
+        decoder.reset(1)
+        parts: list[Errors] = []
+        for i, call in enumerate(calls):
+            self.progress(label, i, len(calls))
+            outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
+            given = list(call)[-outputs_SV.shape[0] :]
+            kept = [(row, p) for row, p in enumerate(given) if p in where]
+            if kept:
+                rows, positions = zip(*kept, strict=True)
+                parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in positions]], positions))
+        self.progress(label, len(calls), len(calls))
+        return Errors.join(parts)

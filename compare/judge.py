@@ -1,0 +1,207 @@
+"""Judge an artifact: every check that applies, on one sequence, against one pass of the reference."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blockexport.compare.backends import Arithmetic, arithmetic_of
+from blockexport.compare.check import Check, CheckResult, choose_checks
+from blockexport.compare.context import CheckContext, Row, Shapes
+from blockexport.compare.errors import measure
+from blockexport.compare.plan import Plan, make_plan
+from blockexport.compare.reference import Reference
+from blockexport.compare.report import Report
+from blockexport.compare.tokens import Encode, Tokens, choose_tokens
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.errors import NotJudgedError
+from blockexport.models.load import load_model
+from blockexport.models.precision import Precision
+from blockexport.models.progress import Progress, silent
+from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.eager import EagerDecoder
+
+ROWS = 3  # of the batched run
+ROW_PROMPT = 29  # the longest of their prompts
+ROW_STEPS = 6
+
+_VERSIONS = {"onnxruntime": ("onnxruntime",)}
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """How to judge.
+
+    Attributes:
+        backend: name of the backend behind the decoder, one of `runtime.open.BACKENDS`.
+        checks: names of the checks to run; all that apply when empty.
+        decode_steps: teacher-forced steps behind the prefill; 64, or what fits, when None.
+        encode: the bundle's tokenizer without special tokens, where it has one.
+        text: what to judge on instead of the built-in passage; needs `encode`.
+        token_ids: what to judge on instead of any text.
+        seed: of the random ids used where there is neither.
+        weights: gives the shapes of the weights in the artifact's file by name, for the check of their number.
+    """
+
+    backend: str = "onnxruntime"
+    checks: tuple[str, ...] = ()
+    decode_steps: int | None = None
+    encode: Encode | None = None
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    seed: int = 0
+    weights: Callable[[], Shapes] | None = None
+
+
+def judge(
+    decoder: Decoder, checkpoint: Checkpoint, options: JudgeOptions | None = None, progress: Progress = silent
+) -> Report:
+    """Run the checks on `decoder` against the source `checkpoint`.
+
+    Args:
+        decoder: the artifact, opened.
+        checkpoint: what it was exported from.
+        options: see `JudgeOptions`.
+        progress: told of the reference's layers, and of the calls of artifact and eager.
+
+    Raises:
+        NotJudgedError: the backend cannot run this precision in a way that proves anything.
+        UsageError: an unknown check, tokens outside the vocabulary, more steps than the cache has slots.
+    """
+    options = options or JudgeOptions()
+    precision = _precision(decoder.dtype)
+    arithmetic = arithmetic_of(options.backend, precision)
+    if not arithmetic.can_judge:
+        raise NotJudgedError(arithmetic.note)
+    checks = choose_checks(options.checks)
+    plan = make_plan(decoder.max_sequence_length, options.decode_steps)
+    to_last_slot = any(entry.to_last_slot for entry in checks)
+    length = plan.max_sequence_length if to_last_slot else plan.decode_positions.stop
+    spare = ROWS * (ROW_PROMPT + ROW_STEPS)
+    tokens = choose_tokens(
+        checkpoint.config,
+        max(length, spare),
+        encode=options.encode,
+        text=options.text,
+        ids=options.token_ids,
+        seed=options.seed,
+    )
+    context = CheckContext(
+        decoder,
+        lambda: _eager(decoder, checkpoint, progress),
+        checkpoint,
+        plan,
+        tokens.ids_S[:length],
+        to_last_slot=to_last_slot,
+        rows=_rows(tokens.ids_S, plan.max_sequence_length) if _wanted("batch", checks) else (),
+        weights=options.weights,
+        progress=progress,
+    )
+    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens)
+
+
+def _wanted(name: str, checks: Sequence[Check]) -> bool:
+    return any(entry.name == name for entry in checks)
+
+
+def _run(context: CheckContext, checks: Sequence[Check], artifact: Mapping[str, Any], tokens: Tokens) -> Report:
+    results: list[CheckResult] = []
+    skipped: list[tuple[str, str]] = []
+    for entry in checks:
+        reason = entry.inapplicable(context)
+        if reason is not None:
+            skipped.append((entry.name, reason))
+            continue
+        results.append(entry.function(context))
+    plan = context.plan
+    described = {
+        "origin": tokens.origin,
+        "count": len(context.ids_S),
+        "prefill": plan.prefill,
+        "decode": plan.decode,
+        "last": plan.last if context.to_last_slot else 0,
+    }
+    names = ("blockexport", "torch", *_VERSIONS.get(artifact["backend"], ()))
+    return Report(
+        artifact=artifact,
+        tokens=described,
+        checks=tuple(results),
+        skipped=tuple(skipped),
+        weight_rounding=_weight_rounding(context),
+        positions=_positions(context),
+        versions={name: importlib.metadata.version(name) for name in names},
+    )
+
+
+def _precision(dtype: torch.dtype) -> Precision:
+    for precision in Precision:
+        if precision.torch_dtype == dtype:
+            return precision
+    raise NotJudgedError(f"no artifact of type {dtype} can be judged: there are {', '.join(Precision)}")
+
+
+def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: Arithmetic) -> dict[str, Any]:
+    return {
+        "backend": backend,
+        "precision": str(precision),
+        "max_sequence_length": decoder.max_sequence_length,
+        "headless": decoder.headless,
+        "last_logits_only": decoder.last_logits_only,
+        "model_type": decoder.config.model_type,
+        "arithmetic": {"is_target": arithmetic.is_target, "note": arithmetic.note},
+    }
+
+
+def _eager(decoder: Decoder, checkpoint: Checkpoint, progress: Progress) -> Decoder:
+    slots = decoder.max_sequence_length
+    model = load_model(checkpoint, decoder.dtype, slots, headless=decoder.headless, progress=progress)
+    return EagerDecoder(model, slots)
+
+
+def _rows(ids_S: torch.Tensor, slots: int) -> list[Row]:
+    """Rows with tokens and prompt lengths of their own; none where the cache is too small for that."""
+    longest = min(ROW_PROMPT, slots - ROW_STEPS)
+    if longest < 2 * ROWS:
+        return []
+    prompts = [longest - i * (longest - 1) // ROWS for i in range(ROWS)]
+    starts = [i * (ROW_PROMPT + ROW_STEPS) for i in range(ROWS)]
+    return [
+        Row(ids_S[start : start + prompt + ROW_STEPS], prompt) for start, prompt in zip(starts, prompts, strict=True)
+    ]
+
+
+def _weight_rounding(context: CheckContext) -> dict[str, float] | None:
+    """What rounding the weights to the artifact's type costs on its own, in float64, on the judged prompt."""
+    dtype = context.decoder.dtype
+    if "expected" not in context.__dict__ or not _rounds(context.checkpoint, dtype):
+        return None
+    prompt = range(context.plan.prefill)
+    rounded = Reference(context.checkpoint, round_weights_to=dtype, headless=context.decoder.headless)
+    outputs_PV = rounded.run([context.ids_S[: len(prompt)]], [prompt], context.progress)[0]
+    errors = measure(outputs_PV, context.expected[0][: len(prompt)], prompt)
+    return {"rms": errors.rms, "max": float(errors.max_P.max()), "relative_l2": errors.relative_l2}
+
+
+def _rounds(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
+    """Whether some weight's type holds values that `dtype` does not."""
+    kept = {torch.float32: {"F32", "F16", "BF16"}, torch.float16: {"F16"}, torch.bfloat16: {"BF16"}}[dtype]
+    return any(entry.dtype not in kept for entry in checkpoint.entries.values())
+
+
+def _positions(context: CheckContext) -> dict[str, list[float]]:
+    if "artifact_errors" not in context.__dict__:
+        return {}
+    errors = context.artifact_errors
+    floor = context.eager_errors.select(errors.positions_P.tolist())
+    return {
+        "position": errors.positions_P.tolist(),
+        "rms": errors.rms_P.tolist(),
+        "rms_floor": floor.rms_P.tolist(),
+        "max": errors.max_P.tolist(),
+        "max_floor": floor.max_P.tolist(),
+        "kl": errors.kl_P.tolist(),
+    }

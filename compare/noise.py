@@ -1,0 +1,65 @@
+"""The verdict on a stretch of positions: the artifact's error against eager's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.errors import Errors
+from blockexport.compare.tolerances import LAST_PLACE, LUCK, MAX_FACTOR, RMS_FACTOR, TIE_FACTOR
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Eager's error on the same positions, never below one unit in the last place. `max_P` is float64 [P]."""
+
+    rms: float
+    max_P: torch.Tensor
+    finite: bool  # False: eager itself overflows in this precision, and nothing can be judged by it
+
+
+def floor_of(eager: Errors, dtype: torch.dtype) -> Floor:
+    """The noise floor from eager's errors in `dtype`."""
+    unit = torch.finfo(dtype).eps * LAST_PLACE.value
+    size = float(eager.reference_rms_P.square().mean().sqrt())
+    usual = LUCK.value * eager.max_P.median()
+    max_P = torch.maximum(torch.maximum(eager.max_P, usual), unit * eager.reference_max_P)
+    return Floor(max(eager.rms, unit * size), max_P, bool(eager.finite_P.all()))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a comparison with the floor found; the ratios are to be held against RMS_FACTOR and MAX_FACTOR."""
+
+    rms_ratio: float
+    max_ratio: float  # the largest over the positions
+    worst: int  # index of that position
+    not_finite: list[int]  # positions
+    ties: list[int]
+    disagreements: list[int]  # top-1 differs and the reference's margin is outside the floor
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything stayed within the floor."""
+        within = self.rms_ratio <= RMS_FACTOR.value and self.max_ratio <= MAX_FACTOR.value
+        return within and not self.not_finite and not self.disagreements
+
+
+def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Judgement:
+    """Hold the artifact's errors against the floor, position by position and together.
+
+    A NaN or infinity fails whatever the ratios say (they are NaN then, and NaN is not within any limit).
+    """
+    ratio_P = artifact.max_P / floor.max_P
+    other_P = (artifact.top1_P != artifact.reference_top1_P) & has_top1 & artifact.finite_P
+    tie_P = other_P & (artifact.margin_P <= TIE_FACTOR.value * floor.max_P)
+    worst = int(torch.nan_to_num(ratio_P, nan=torch.inf).argmax())
+    return Judgement(
+        rms_ratio=artifact.rms / floor.rms,
+        max_ratio=float(ratio_P[worst]),
+        worst=worst,
+        not_finite=artifact.positions_P[~artifact.finite_P].tolist(),
+        ties=artifact.positions_P[tie_P].tolist(),
+        disagreements=artifact.positions_P[other_P & ~tie_P].tolist(),
+    )

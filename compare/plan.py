@@ -1,0 +1,69 @@
+"""Which positions are judged: one sequence serves every check on the cached path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockexport.models.errors import UsageError
+
+PREFILL = 256
+DECODE = 64
+LAST = 8  # slots at the end of the cache
+CHUNK = 256  # tokens per call on the way there
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stretches of one sequence: a prefill, decode steps behind it, a fill, and steps into the last cache slots.
+
+    The last stretch may overlap the decode steps of a small cache.
+    """
+
+    prefill: int
+    decode: int
+    last: int
+    max_sequence_length: int
+
+    @property
+    def prefill_positions(self) -> range:
+        """Positions given in the first call."""
+        return range(self.prefill)
+
+    @property
+    def decode_positions(self) -> range:
+        """Positions given one by one behind the prefill."""
+        return range(self.prefill, self.prefill + self.decode)
+
+    @property
+    def last_positions(self) -> range:
+        """The last cache slots, filled one by one."""
+        return range(self.max_sequence_length - self.last, self.max_sequence_length)
+
+    def calls(self, *, to_last_slot: bool) -> list[range]:
+        """The positions of each call in turn: the prefill, the steps, chunks up to the last slots, and those."""
+        calls = [self.prefill_positions] + [range(p, p + 1) for p in self.decode_positions]
+        if not to_last_slot:
+            return calls
+        reached, start = self.decode_positions.stop, max(self.last_positions.start, self.decode_positions.stop)
+        calls += [range(p, min(p + CHUNK, start)) for p in range(reached, start, CHUNK)]
+        return calls + [range(p, p + 1) for p in range(start, self.max_sequence_length)]
+
+
+def make_plan(max_sequence_length: int, decode_steps: int | None = None, prefill: int | None = None) -> Plan:
+    """Fit the stretches into a cache of M slots; the prompt gives way to the wanted number of decode steps.
+
+    Raises:
+        UsageError: the wanted prefill and steps do not fit.
+    """
+    room = max_sequence_length
+    if decode_steps is None:
+        length = min(PREFILL, max(1, room // 2)) if prefill is None else prefill
+        decode_steps = min(DECODE, max(room - length, 0))
+    else:
+        length = min(PREFILL, max(1, room - decode_steps)) if prefill is None else prefill
+    if length < 1 or decode_steps < 0 or length + decode_steps > room:
+        raise UsageError(
+            f"a prefill of {length} tokens and {decode_steps} decode steps need {length + decode_steps} cache slots, "
+            f"and there are {room}: ask for at most {room - (1 if prefill is None else length)} steps"
+        )
+    return Plan(length, decode_steps, min(LAST, room - length), room)

@@ -1,0 +1,122 @@
+"""The outcome of a judgement as a record, as `report.json`, and the exit code it stands for.
+
+`report.json` holds no time and no path, so that the same inputs and versions give the same bytes. Its schema:
+
+- `schema_version`: 1; a reader refuses what it does not know.
+- `verdict`: `pass`, `fail` or `not judged`; `summary`: the verdict in a sentence.
+- `artifact`: `backend`, `precision`, `max_sequence_length`, `headless`, `last_logits_only`, `model_type`, and
+  `arithmetic` (`is_target`, `note`).
+- `tokens`: `origin`, `count`, and the stretches `prefill`, `decode`, `last`.
+- `checks`: for each `name`, `verdict`, `message` and `figures`; the figures of a check against the noise floor are
+  `rms`, `rms_floor`, `rms_ratio`, `rms_limit`, `max`, `max_floor`, `max_ratio`, `max_limit` (the ratio is the largest over
+  the positions), `worst_position`, `relative_l2`, `kl_mean` (nats), and the positions `not_finite`, `ties`, `disagreements`.
+- `skipped`: `name` and `reason` of the checks that do not apply to this artifact.
+- `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
+- `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor`, `kl`.
+- `tolerances`: every factor with its `value` and `evidence`; `versions`: of the libraries that ran.
+
+Numbers are rounded to 6 significant digits; NaN and infinities, which JSON lacks, are the strings `NaN`, `Infinity`, `-Infinity`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockexport.compare.check import CheckResult, Verdict
+from blockexport.compare.tolerances import TABLE
+
+SCHEMA_VERSION = 1
+REPORT_JSON = "report.json"
+REPORT_MARKDOWN = "report.md"
+
+_EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.NOT_JUDGED: 3}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole judgement; the members are those of the schema above."""
+
+    artifact: Mapping[str, Any]
+    tokens: Mapping[str, Any]
+    checks: tuple[CheckResult, ...]
+    skipped: tuple[tuple[str, str], ...]  # name and reason
+    weight_rounding: Mapping[str, float] | None
+    positions: Mapping[str, Sequence[float]]
+    versions: Mapping[str, str]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fail if any check failed, else not judged if any could not be, or none was run."""
+        verdicts = {result.verdict for result in self.checks}
+        if Verdict.FAIL in verdicts:
+            return Verdict.FAIL
+        return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.NOT_JUDGED
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 3."""
+        return _EXIT_CODES[self.verdict]
+
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence."""
+        backend, precision = self.artifact["backend"], self.artifact["precision"]
+        of = {v: [r.name for r in self.checks if r.verdict is v] for v in Verdict}
+        if self.verdict is Verdict.FAIL:
+            return f"{precision} in {backend} differs from eager PyTorch: {', '.join(of[Verdict.FAIL])} failed"
+        if self.verdict is Verdict.NOT_JUDGED:
+            open_ = ", ".join(of[Verdict.NOT_JUDGED]) or "no check applies"
+            return f"{precision} in {backend} could not be judged: {open_}"
+        proven = f"{precision} in {backend} equals eager PyTorch within the noise of its precision, {len(self.checks)} checks"
+        return proven if self.artifact["arithmetic"]["is_target"] else f"{proven}; the arithmetic is not the target's"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values by the schema above."""
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": str(self.verdict),
+            "summary": self.summary,
+            "artifact": dict(self.artifact),
+            "tokens": dict(self.tokens),
+            "checks": [
+                {"name": r.name, "verdict": str(r.verdict), "message": r.message, "figures": dict(r.figures)}
+                for r in self.checks
+            ],
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
+            "weight_rounding": self.weight_rounding,
+            "positions": dict(self.positions),
+            "tolerances": {name: {"value": t.value, "evidence": t.evidence} for name, t in TABLE.items()},
+            "versions": dict(self.versions),
+        }
+        rounded: dict[str, Any] = _rounded(data)
+        return rounded
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def write_report(report: Report, folder: Path) -> list[str]:
+    """Write `report.json` and `report.md` into `folder`, made if need be; returns their names."""
+    from blockexport.compare.report_markdown import to_markdown
+
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
+    (folder / REPORT_JSON).write_text(text, encoding="utf-8")
+    (folder / REPORT_MARKDOWN).write_text(to_markdown(report), encoding="utf-8")
+    return [REPORT_JSON, REPORT_MARKDOWN]

@@ -1,0 +1,47 @@
+"""The rows of the result table, shared by the terminal and report.md."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blockexport.compare.report import Report
+
+HEADINGS = ("check", "verdict", "rms", "floor", "ratio (limit)", "largest", "floor", "ratio (limit)", "worst at", "ties")
+
+
+class Row(NamedTuple):
+    """One line: the cells of `HEADINGS`; empty where a check has no such figure."""
+
+    cells: tuple[str, ...]
+    verdict: str
+
+
+def table_rows(report: Report) -> list[Row]:
+    """A row for each check, and one for what rounding the weights costs."""
+    rows = [Row((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
+    cost = report.weight_rounding
+    if cost is not None:
+        cells = ("(weight rounding)", "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
+        rows.append(Row(cells, ""))
+    return rows
+
+
+def _cells(figures: Any) -> tuple[str, ...]:
+    if "rms_floor" not in figures:
+        ties = figures.get("ties")
+        return ("", "", "", "", "", "", "", "" if ties is None else str(len(ties)))
+    return (
+        number(figures["rms"]),
+        number(figures["rms_floor"]),
+        f"{figures['rms_ratio']:.2f} ({figures['rms_limit']:g})",
+        number(figures["max"]),
+        number(figures["max_floor"]),
+        f"{figures['max_ratio']:.2f} ({figures['max_limit']:g})",
+        str(figures["worst_position"]),
+        str(len(figures["ties"])),
+    )
+
+
+def number(value: float) -> str:
+    """Two significant digits."""
+    return f"{value:.2g}"

@@ -1,0 +1,61 @@
+"""The tokens a judgement uses: ids that were given, a text, or seeded random ids where there is no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.passage import PASSAGE
+from blockexport.models.config import ModelConfig
+from blockexport.models.errors import UsageError
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids int64 [S] and, for the report, where they came from."""
+
+    ids_S: torch.Tensor
+    origin: str
+
+
+def choose_tokens(
+    config: ModelConfig,
+    count: int,
+    *,
+    encode: Encode | None = None,
+    text: str | None = None,
+    ids: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Tokens:
+    """`count` token ids: of `ids`, else of `text`, else of the built-in passage, else random.
+
+    What is too short is repeated. `encode` is the tokenizer's, without special tokens; the model's BOS goes in front.
+
+    Raises:
+        UsageError: an id outside the vocabulary, a text without tokenizer, or nothing to repeat.
+    """
+    if ids is not None:
+        return Tokens(_repeat(list(ids), count, config, "the given token ids"), "given token ids")
+    if text is not None and encode is None:
+        raise UsageError("a text was given and there is no tokenizer to read it with: give --tokens with ids instead")
+    if encode is not None:
+        encoded = list(encode(PASSAGE if text is None else text))
+        start = [] if config.bos_token_id is None else [config.bos_token_id]
+        origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
+        return Tokens(_repeat(start + encoded, count, config, origin), origin)
+    generator = torch.Generator().manual_seed(seed)
+    return Tokens(torch.randint(0, config.vocab_size, (count,), generator=generator), f"random ids, seed {seed}")
+
+
+def _repeat(ids: list[int], count: int, config: ModelConfig, what: str) -> torch.Tensor:
+    if not ids:
+        raise UsageError(f"{what} gave no tokens: give at least one")
+    outside = [i for i in ids if not 0 <= i < config.vocab_size]
+    if outside:
+        raise UsageError(f"{what} holds the id {outside[0]}, outside the vocabulary of {config.vocab_size} tokens")
+    repeated = ids * -(-count // len(ids))
+    return torch.tensor(repeated[:count], dtype=torch.int64)

@@ -1,0 +1,61 @@
+"""The one table of how far an artifact may be from the reference, each factor with the evidence that set it.
+
+No factor is an error in itself: each multiplies the noise floor, eager PyTorch's own error in the artifact's precision
+against the same float64 reference on the same tokens. What is rounding in a deep fp16 model would be a defect in a
+shallow fp32 one, and only the floor knows which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A factor and why it has its value."""
+
+    value: float
+    evidence: str
+
+
+RMS_FACTOR = Tolerance(
+    1.5,
+    "Root mean square over all positions and logits of a stretch, over eager's. A dozen good fp32 artifacts in ONNX "
+    "Runtime lay between 0.91 and 1.07: averaged over thousands of logits, rounding in another order has the same size.",
+)
+MAX_FACTOR = Tolerance(
+    8.0,
+    "Largest difference at a single position, over eager's there. Single positions are a matter of luck: the same "
+    "artifacts reached 3.8. A defect confined to one position (a stale slot) moves logits by a thousand times the floor.",
+)
+TIE_FACTOR = Tolerance(
+    2.0,
+    "Another top-1 token than the reference's is a tie while the reference prefers its own by less than this many "
+    "times the floor's largest difference: two logits may each move by one such difference, towards each other.",
+)
+LUCK = Tolerance(
+    1.0,
+    "Eager's error at one position counts as at least this many times its median over the stretch: a position where "
+    "eager happens to hit the reference must not set an impossible limit.",
+)
+LAST_PLACE = Tolerance(
+    1.0,
+    "No floor is smaller than this many units in the last place of the precision (its epsilon times the size of the "
+    "reference's logits): even a perfect artifact has to write its logits in that type, and on a tiny model eager's "
+    "error can come out at or near 0.",
+)
+UNCHANGED = Tolerance(
+    1.0,
+    "Where an output must not depend on an input at all, the same call is repeated with the same shapes and only that "
+    "input changed: CPU kernels then give the same bits. One unit in the last place of the largest logit is allowed "
+    "for kernels that split their sums by data; a leak through the mask is thousands of times larger.",
+)
+
+TABLE: dict[str, Tolerance] = {
+    "rms_factor": RMS_FACTOR,
+    "max_factor": MAX_FACTOR,
+    "tie_factor": TIE_FACTOR,
+    "luck": LUCK,
+    "last_place": LAST_PLACE,
+    "unchanged": UNCHANGED,
+}
