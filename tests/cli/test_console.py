@@ -1,4 +1,4 @@
-"""Where things are printed: results on stdout, progress on a terminal's stderr only, JSON that every reader can parse."""
+"""Where things are printed: results on stdout, progress on a terminal's stderr only, JSON that any reader can parse."""
 
 from __future__ import annotations
 
