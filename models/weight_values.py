@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,33 +42,48 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
 
 
 def convert(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, TensorLoss]:
-    """`tensor` in `dtype`, rounded to nearest even, and what was lost on the way.
+    """`tensor` in `dtype`, after checking that all of it is finite, and what was lost on the way.
 
     Args:
         name: for messages.
-        tensor: any shape; it must be finite.
+        tensor: any shape.
         dtype: the target; converting to a wider type loses nothing.
 
     Raises:
         UsageError: `tensor` holds values that are not finite.
     """
     check_finite(name, tensor)
-    if torch.promote_types(tensor.dtype, dtype) == dtype or tensor.numel() == 0:
-        return tensor.to(dtype), TensorLoss(name)
+    return narrow(name, tensor, dtype)
+
+
+def narrow(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, TensorLoss]:
+    """A finite `tensor` rounded to nearest even in `dtype`, and what was lost on the way."""
     converted = tensor.to(dtype)
-    low, high = tensor.aminmax()
-    largest = max(abs(low.item()), abs(high.item()))
+    if torch.promote_types(tensor.dtype, dtype) == dtype or tensor.numel() == 0:
+        return converted, TensorLoss(name)
+    extremes = torch.stack(tensor.aminmax())
     overflowed = 0
-    if not torch.tensor([low, high]).to(dtype).isfinite().all():
+    if not extremes.to(dtype).isfinite().all():
         overflowed = int((~converted.isfinite()).sum())
     flushed, largest_flushed = 0, 0.0
     if torch.count_nonzero(converted) < torch.count_nonzero(tensor):
         gone = tensor[(converted == 0) & (tensor != 0)]
         flushed, largest_flushed = gone.numel(), gone.abs().max().item()
-    return converted, TensorLoss(name, overflowed, largest, flushed, largest_flushed)
+    return converted, TensorLoss(name, overflowed, extremes.abs().max().item(), flushed, largest_flushed)
 
 
-def check_no_overflow(losses: list[TensorLoss], dtype: torch.dtype) -> None:
+def combined_loss(name: str, parts: Sequence[TensorLoss]) -> TensorLoss:
+    """The loss of a tensor that was converted in `parts`."""
+    return TensorLoss(
+        name,
+        sum(part.overflowed for part in parts),
+        max((part.largest for part in parts), default=0.0),
+        sum(part.flushed for part in parts),
+        max((part.largest_flushed for part in parts), default=0.0),
+    )
+
+
+def check_no_overflow(losses: Sequence[TensorLoss], dtype: torch.dtype) -> None:
     """Refuse a conversion that made infinities.
 
     Raises:

@@ -1,0 +1,48 @@
+"""Writing to a disk that may be full: ask before, say what is wrong after, leave nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blockexport.models.errors import UsageError
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    """Raise UsageError when the file system of `folder` has less than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UsageError(
+            f"{folder} needs {needed} bytes and its file system has {free} free: "
+            "free some, or choose another output folder"
+        )
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError of writing into `folder` into a UsageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UsageError(
+                f"no space was left for {folder} ({shutil.disk_usage(folder).free} bytes free): "
+                "free some, or choose another output folder"
+            ) from error
+        where = error.filename or folder
+        raise UsageError(f"{where} cannot be read or written: {error.strerror or error}") from error
+
+
+@contextmanager
+def removed_on_failure() -> Iterator[list[Path]]:
+    """Yields a list; the files named in it are removed when the body raises."""
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
