@@ -7,8 +7,8 @@ this project reads:
 - `gpt2`: byte-level BPE with explicit merges.
 - `llama`: SentencePiece BPE. The file has scores in place of merges: llama.cpp joins the neighbouring pieces whose
   union has the highest score, the leftmost on a tie. The same order as a merge list: every way to split a piece into
-  two pieces, sorted by the piece's score. Ties between different splits of one piece go to the pair listed first, as
-  in Hugging Face's converter, not to the leftmost.
+  two pieces, sorted by the piece's score, as in Hugging Face's converter. Only a tie can come out otherwise: it goes
+  to the pair listed first, not to the leftmost.
 """
 
 from __future__ import annotations
@@ -110,12 +110,13 @@ def _sentencepiece_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary
 def merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[list[str]]:
     """The merge list that joins pieces in the order of their scores, highest first.
 
-    Every split of a normal piece into two pieces is a merge; equal scores are ordered by the lengths of the halves,
-    then by their ids, so that the result is one list and no other.
+    Every split of a normal piece into two pieces is a merge. Among the splits of one piece the longest left half comes
+    first: where two of them overlap, as in runs of one letter, that is nearly always the leftmost as well. Pieces of
+    equal score follow by the lengths of their halves, then by id.
     """
     ids = {token: i for i, token in enumerate(tokens) if types[i] in (TokenType.NORMAL, TokenType.UNUSED)}
     ranked = [
-        (-scores[token_id], len(left), len(right), ids[left], ids[right])
+        (-scores[token_id], -len(left), -len(right), token_id, ids[left], ids[right])
         for token, token_id in ids.items()
         for left, right in _splits(token)
         if left in ids and right in ids
@@ -208,7 +209,7 @@ def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Js
         config["model_max_length"] = int(context)
     default = metadata.get("tokenizer.chat_template")
     prefix = "tokenizer.chat_template."
-    named = {key.removeprefix(prefix): text for key, text in metadata.items() if key.startswith(prefix)}
+    named = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
     if named:
         templates = ({"default": default} if default is not None else {}) | named
         config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]

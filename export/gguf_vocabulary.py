@@ -63,14 +63,14 @@ class Vocabulary:
 
 
 def refuse_unknown_keys(metadata: Mapping[str, Any]) -> None:
-    for key, value in metadata.items():
+    for key in metadata:
         if not key.startswith("tokenizer.") or key in _USED_KEYS or key.startswith("tokenizer.chat_template."):
             continue
         name = key.removeprefix("tokenizer.ggml.")
-        if name in _HARMLESS_KEYS or (name in _MUST_BE_FALSE and not value):
+        if name in _HARMLESS_KEYS or (name in _MUST_BE_FALSE and not metadata[key]):
             continue
         raise UsageError(
-            f"the GGUF file's key {key} (value {str(value)[:40]!r}) may change how text becomes ids and is not "
+            f"the GGUF file's key {key} (value {str(metadata[key])[:40]!r}) may change how text becomes ids and is not "
             "implemented: export from the model's safetensors folder, which has its own tokenizer"
         )
 

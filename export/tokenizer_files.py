@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from blockexport.export.gguf_tokenizer import rebuild_tokenizer
 from blockexport.export.sentencepiece_model import read_sentencepiece
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.gguf_checkpoint import GgufCheckpoint
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -26,13 +27,6 @@ SENTENCEPIECE = "tokenizer.model"
 _JSON_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", GENERATION_CONFIG)
 
 Note = Callable[[str], None]
-
-
-@runtime_checkable
-class WithMetadata(Protocol):
-    """A checkpoint that carries its file's header: a GGUF file."""
-
-    metadata: Mapping[str, Any]
 
 
 def _unheard(message: str) -> None:
@@ -55,7 +49,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _un
     Raises:
         UsageError: a file that is no JSON, or a GGUF tokenizer of an unknown kind.
     """
-    if isinstance(checkpoint, WithMetadata):
+    if isinstance(checkpoint, GgufCheckpoint):
         names = _write_all(rebuild_tokenizer(checkpoint.metadata), folder)
     elif checkpoint.source.kind == "safetensors":
         names = _copy_from(_checkpoint_folder(checkpoint), folder, note)
