@@ -46,6 +46,7 @@ class RawFields:
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         """A whole number in [minimum, maximum]. Without a default the key must be there; null is refused."""
+        self.used.add(key)
         if not self.has(key):
             if default is None:
                 raise self.error(f"the key {key!r} is missing; it must be a whole number of at least {minimum}")
@@ -57,12 +58,14 @@ class RawFields:
 
     def optional_integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int | None:
         """Like `integer`, but null means None and an absent key means the default."""
+        self.used.add(key)
         if not self.has(key):
             return default
         return None if self.get(key) is None else self.integer(key, minimum=minimum)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero. Without a default the key must be there; null is refused."""
+        self.used.add(key)
         if not self.has(key):
             if default is None:
                 raise self.error(f"the key {key!r} is missing; it must be a number above zero")
@@ -75,6 +78,7 @@ class RawFields:
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
+        self.used.add(key)
         if not self.has(key):
             return default
         value = self.get(key)
@@ -84,6 +88,7 @@ class RawFields:
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string. Without a default the key must be there; null is refused."""
+        self.used.add(key)
         if not self.has(key) and default is not None:
             return default
         value = self.get(key)
@@ -94,6 +99,7 @@ class RawFields:
 
     def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A token id, a list of them, or null for none."""
+        self.used.add(key)
         if not self.has(key):
             return default
         value = self.get(key)

@@ -232,7 +232,7 @@ def _refuse_the_rest(raw: RawFields, arch: str, head_dim: int) -> None:
     for key, (allowed, why) in NEUTRAL.items():
         raw.only(f"{arch}.{key}", allowed, why)
     scale = f"{arch}.attention.scale"
-    if raw.has(scale) and _decimal(raw.number(scale)) != _decimal(head_dim**-0.5):
+    if raw.has(scale) and not math.isclose(raw.number(scale), head_dim**-0.5, rel_tol=1e-6):
         raise raw.error(f"{scale} is {raw.number(scale)}; only 1 / sqrt({head_dim}) can be exported")
     if raw.integer("split.count", 0, minimum=0) > 1:
         raise raw.error(f"this is one of {raw.get('split.count')} parts; merge them first (llama-gguf-split --merge)")

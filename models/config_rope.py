@@ -63,7 +63,8 @@ def _parse(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | N
             )
         parsed.append(_parse_flat(fields, f"{key}.{layer_type}", inner, outer, max_position))
     if any(rope != parsed[0] for rope in parsed):
-        raise fields.error(f"{key} differs between layer types ({shown(value)}); one RoPE for all layers is supported")
+        named = " and ".join(f"{key}.{layer_type} is {shown(inner)}" for layer_type, inner in value.items())
+        raise fields.error(f"{named}; only one RoPE for all layers can be exported")
     return parsed[0]
 
 

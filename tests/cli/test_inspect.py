@@ -1,0 +1,162 @@
+"""`blockexport inspect`: the published figures as printed, the sources it reads, and its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockexport.cli.inspect_view import count, flop, size
+from blockexport.cli.main import main
+from tests.support import shared_path
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The lines on stdout, runs of spaces as one."""
+    assert main(["inspect", *arguments]) == 0
+    return [re.sub(r"\s+", " ", line).strip() for line in capsys.readouterr().out.splitlines()]
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["inspect", *arguments, "--json"]) == 0
+    parsed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "one block 218.1 M 218,112,000",
+        "the MLP's share of it 81 % 176,160,768",
+        "in 32 blocks 6.98 B 6,979,584,000",
+        "in all 8.03 B 8,030,261,248",
+        "Operations per generated token, T = 8,192",
+        "weights (2 per parameter, no lookup) 15 GFLOP 15,009,849,344",
+        "attention, each of 32 layers 134 MFLOP 134,217,728",
+        "attention, all layers 4.3 GFLOP 4,294,967,296",
+        "KV cache in bf16",
+        "per token 128 KiB 131,072 bytes",
+        "8,192 tokens 1 GiB 1,073,741,824 bytes",
+        "a batch of 32 such 32 GiB 34,359,738,368 bytes",
+        "without GQA, 4 times as much 128 GiB 137,438,953,472 bytes",
+        "q_proj B, S, 32, 128 16,777,216 33,554,432",
+        "scores q·k B, 32, S, 8192 67,108,864",
+        "down_proj B, S, 4096 58,720,256 117,440,512",
+        "block 218,112,000 570,441,728",
+    ],
+)
+def test_prints_the_figures_of_llama_3_8b(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in printed(capsys, "llama-3-8b")
+
+
+def test_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("llama-3-8b", "mistral-7b", "qwen3-0.6b"):
+        main(["inspect", name])
+        assert max(len(line.rstrip()) for line in capsys.readouterr().out.splitlines()) <= 80
+
+
+def test_the_json_document_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "llama-3-8b")
+    assert found["parameters"]["block"] == 218_112_000
+    assert found["parameters"]["total"] == 8_030_261_248
+    assert found["flops_per_token"]["attention"] == 4_294_967_296
+    assert found["cache_bytes"]["batch"] == 32 * 2**30
+    assert sum(operation["parameters"] for operation in found["block"]) == 218_112_000
+
+
+def test_options_change_what_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    base = document(capsys, "tiny", "--fp16", "--tokens", "100", "--batch-size", "2")
+    wide = document(capsys, "tiny", "--fp32", "--tokens", "200", "--batch-size", "6")
+    assert base["cache_bytes"]["per_token"] == 2 * 3 * 2 * 10 * 2
+    assert wide["cache_bytes"]["batch"] == 2 * 2 * 3 * base["cache_bytes"]["batch"]
+    assert wide["weight_bytes"] == 2 * base["weight_bytes"]
+    assert wide["flops_per_token"]["attention"] == 2 * base["flops_per_token"]["attention"]
+    assert (base["precision"], document(capsys, "tiny", "--bf16")["precision"]) == ("fp16", "bf16")
+
+
+def test_layers_with_and_without_a_window_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "qwen2",
+        "vocab_size": 331,
+        "hidden_size": 48,
+        "intermediate_size": 88,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "use_sliding_window": True,
+        "sliding_window": 32,
+        "max_window_layers": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    lines = printed(capsys, str(tmp_path))
+    assert "attention, each of 2 layers 98 kFLOP 98,304" in lines
+    assert "attention, each of 3 layers 6.1 kFLOP 6,144" in lines
+    assert "biases on q, k, v · a window of 32 tokens in 3 of 5 layers" in " ".join(lines)
+
+
+def test_a_folder_and_a_gguf_of_one_model_give_one_description(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = shared_path("models/stories260K")
+    folder = tmp_path / "modèle sans poids"
+    folder.mkdir()
+    shutil.copy(source / "config.json", folder)  # no weights beside it
+    first = document(capsys, str(folder))
+    second = document(capsys, str(source / "stories260K-F32.gguf"))
+    del first["model"], second["model"]
+    assert first == second
+    assert first["parameters"]["total"] == 260_032
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-model"], "no-such-model"),
+        (["tiny", "--tokens", "257"], "at most 256"),
+        (["tiny", "--fp16", "--bf16"], "--fp16 and --bf16"),
+        (["tiny", "--batch-size", "0"], "batch-size"),
+    ],
+)
+def test_wrong_use_is_one_message(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert not captured.out
+
+
+def test_needs_no_torch() -> None:
+    code = (
+        "import sys; from blockexport.cli.main import main; code = main(['inspect', 'llama-3-8b']); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (count(999), "999"),
+        (count(45_440), "45.4 k"),
+        (flop(9_949_999), "9.9 MFLOP"),
+        (flop(9_960_000), "10 MFLOP"),
+        (flop(500), "500 FLOP"),
+        (size(1023), "1023 bytes"),
+        (size(1024), "1 KiB"),
+        (size(16_060_522_496), "14.96 GiB"),
+    ],
+)
+def test_rounding(shown: str, expected: str) -> None:
+    assert shown == expected
