@@ -15,7 +15,9 @@ def _too_short(context: CheckContext) -> str | None:
     return None if context.plan.prefill > 1 else "a prefill of one token has no earlier position"
 
 
-@check("causality", "changing a token leaves earlier outputs and cache slots unchanged", order=40, inapplicable=_too_short)
+@check(
+    "causality", "changing a token leaves earlier outputs and cache slots unchanged", order=40, inapplicable=_too_short
+)
 def causality(context: CheckContext) -> CheckResult:
     """Repeat a prefill with other tokens from some position on: what lies before must not move, what follows must.
 
@@ -39,7 +41,9 @@ def causality(context: CheckContext) -> CheckResult:
         figures["changes"].append({"from": changed, "outputs": leak, "cache": cache_leak, "effect": effect})
         if not (leak <= limit_outputs and cache_leak <= limit_cache):
             verdict = Verdict.FAIL
-            complaints.append(f"tokens from {changed} on change earlier outputs by {leak:.3g}, slots by {cache_leak:.3g}")
+            complaints.append(
+                f"tokens from {changed} on change earlier outputs by {leak:.3g}, slots by {cache_leak:.3g}"
+            )
         elif not effect > limit_outputs:
             verdict = Verdict.FAIL
             complaints.append(f"tokens from {changed} on change nothing at the last position")

@@ -40,6 +40,7 @@ class JudgeOptions:
         backend: name of the backend behind the decoder, one of `runtime.open.BACKENDS`.
         checks: names of the checks to run; all that apply when empty.
         decode_steps: teacher-forced steps behind the prefill; 64, or what fits, when None.
+        prefill: tokens of the prompt; 256, or what fits, when None.
         encode: the bundle's tokenizer without special tokens, where it has one.
         text: what to judge on instead of the built-in passage; needs `encode`.
         token_ids: what to judge on instead of any text.
@@ -50,6 +51,7 @@ class JudgeOptions:
     backend: str = "onnxruntime"
     checks: tuple[str, ...] = ()
     decode_steps: int | None = None
+    prefill: int | None = None
     encode: Encode | None = None
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -78,7 +80,7 @@ def judge(
     if not arithmetic.can_judge:
         raise NotJudgedError(arithmetic.note)
     checks = choose_checks(options.checks)
-    plan = make_plan(decoder.max_sequence_length, options.decode_steps)
+    plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
     to_last_slot = any(entry.to_last_slot for entry in checks)
     length = plan.max_sequence_length if to_last_slot else plan.decode_positions.stop
     spare = ROWS * (ROW_PROMPT + ROW_STEPS)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from blockexport.compare.errors import Errors
-from blockexport.compare.tolerances import LAST_PLACE, LUCK, MAX_FACTOR, RMS_FACTOR, TIE_FACTOR
+from blockexport.compare.tolerances import LUCK, MAX_FACTOR, RMS_FACTOR, ROUNDING_MAX, ROUNDING_RMS, TIE_FACTOR
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Eager's error on the same positions, never below one unit in the last place. `max_P` is float64 [P]."""
+    """Eager's error on the same positions, never below what rounding the logits costs. `max_P` is float64 [P]."""
 
     rms: float
     max_P: torch.Tensor
@@ -21,11 +21,12 @@ class Floor:
 
 def floor_of(eager: Errors, dtype: torch.dtype) -> Floor:
     """The noise floor from eager's errors in `dtype`."""
-    unit = torch.finfo(dtype).eps * LAST_PLACE.value
-    size = float(eager.reference_rms_P.square().mean().sqrt())
+    epsilon, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).tiny  # `smallest` only where all logits are 0
+    rounding = ROUNDING_RMS.value * epsilon * float(eager.reference_rms_P.square().mean().sqrt())
     usual = LUCK.value * eager.max_P.median()
-    max_P = torch.maximum(torch.maximum(eager.max_P, usual), unit * eager.reference_max_P)
-    return Floor(max(eager.rms, unit * size), max_P, bool(eager.finite_P.all()))
+    max_P = torch.maximum(eager.max_P, usual)
+    max_P = torch.maximum(max_P, (ROUNDING_MAX.value * epsilon * eager.reference_max_P).clamp(min=smallest))
+    return Floor(max(eager.rms, rounding, smallest), max_P, bool(eager.finite_P.all()))
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,9 @@ class Reference:
             block, window = self._block(i), self.config.window_of(i)
             streams = [self._layer(block, x_TD, window, cos, sin) for x_TD in streams]
         progress("reference", layers, layers + 1)
-        kept = [x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(streams, positions, strict=True)]
+        kept = [
+            x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(streams, positions, strict=True)
+        ]
         weight = self._read("model.norm.weight")
         normed = [F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps) for x_TD in kept]
         outputs = normed if self.headless else self._project(normed)

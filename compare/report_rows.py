@@ -6,7 +6,18 @@ from typing import Any, NamedTuple
 
 from blockexport.compare.report import Report
 
-HEADINGS = ("check", "verdict", "rms", "floor", "ratio (limit)", "largest", "floor", "ratio (limit)", "worst at", "ties")
+HEADINGS = (
+    "check",
+    "verdict",
+    "rms",
+    "floor",
+    "ratio (limit)",
+    "largest",
+    "floor",
+    "ratio (limit)",
+    "worst at",
+    "ties",
+)
 
 
 class Row(NamedTuple):

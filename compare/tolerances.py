@@ -38,12 +38,13 @@ LUCK = Tolerance(
     "Eager's error at one position counts as at least this many times its median over the stretch: a position where "
     "eager happens to hit the reference must not set an impossible limit.",
 )
-LAST_PLACE = Tolerance(
-    1.0,
-    "No floor is smaller than this many units in the last place of the precision (its epsilon times the size of the "
-    "reference's logits): even a perfect artifact has to write its logits in that type, and on a tiny model eager's "
-    "error can come out at or near 0.",
+ROUNDING_RMS = Tolerance(
+    12**-0.5,
+    "No floor is smaller than what writing the reference's logits in the artifact's type costs: rounding to nearest is "
+    "off by up to half a unit in the last place, evenly, which is 1/sqrt(12) units rms; a unit is at most epsilon times "
+    "the logit. On a tiny model eager's own error can come out below that, and even at 0.",
 )
+ROUNDING_MAX = Tolerance(0.5, "The same for the largest difference at a position: half a unit of its largest logit.")
 UNCHANGED = Tolerance(
     1.0,
     "Where an output must not depend on an input at all, the same call is repeated with the same shapes and only that "
@@ -56,6 +57,7 @@ TABLE: dict[str, Tolerance] = {
     "max_factor": MAX_FACTOR,
     "tie_factor": TIE_FACTOR,
     "luck": LUCK,
-    "last_place": LAST_PLACE,
+    "rounding_rms": ROUNDING_RMS,
+    "rounding_max": ROUNDING_MAX,
     "unchanged": UNCHANGED,
 }

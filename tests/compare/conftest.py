@@ -79,9 +79,14 @@ def random_checkpoint(config: ModelConfig, seed: int = 0) -> MemoryCheckpoint:
     return MemoryCheckpoint(config, tensors)
 
 
-def eager_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, **options: bool) -> DecoderModel:
-    """The project's eager model on a checkpoint's weights."""
-    model = DecoderModel(checkpoint.config, checkpoint.config.max_position_embeddings, **options)
+def eager_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    kind: type[DecoderModel] = DecoderModel,
+    **options: bool,
+) -> DecoderModel:
+    """The project's eager model, or a subclass of it, on a checkpoint's weights."""
+    model = kind(checkpoint.config, checkpoint.config.max_position_embeddings, **options)
     wanted = model.state_dict().keys()
     model.load_state_dict({name: checkpoint.read(name).to(dtype) for name in wanted}, assign=True)
     return model

@@ -1,0 +1,117 @@
+"""Decoders with one thing wrong each, for the checks to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from blockexport.models.decoder_model import DecoderModel
+from blockexport.runtime.eager import EagerDecoder
+
+Breaker = Callable[["Broken", torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Broken(EagerDecoder):
+    """An eager decoder whose runs go through `breaker(decoder, inputs, position_ids)`."""
+
+    def __init__(self, model: DecoderModel, max_sequence_length: int, breaker: Breaker) -> None:
+        self.breaker = breaker
+        super().__init__(model, max_sequence_length)
+
+    def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        return self.breaker(self, inputs, position_ids_BS)
+
+    def sound(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """The run with nothing wrong."""
+        return super()._run(inputs, position_ids_BS)
+
+
+class LeakyModel(DecoderModel):
+    """Every query also sees the slot behind its own."""
+
+    def enter(
+        self, inputs: torch.Tensor, position_ids_BS: torch.Tensor, past_key_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        x_TD, write_indices_B, _ = super().enter(inputs, position_ids_BS, past_key_BKMH)
+        _, _, masks = super().enter(inputs, position_ids_BS + 1, past_key_BKMH)
+        return x_TD, write_indices_B, masks
+
+
+class ForgetfulModel(DecoderModel):
+    """No query sees slot 0, except that of position 0."""
+
+    def enter(
+        self, inputs: torch.Tensor, position_ids_BS: torch.Tensor, past_key_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        x_TD, write_indices_B, masks = super().enter(inputs, position_ids_BS, past_key_BKMH)
+        for mask in masks:
+            mask[..., 0] &= position_ids_BS[:, None] == 0
+        return x_TD, write_indices_B, masks
+
+
+def noise_at(position: int, size: float) -> Breaker:
+    """One logit of one position off by `size`."""
+
+    def run(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        outputs = decoder.sound(inputs, position_ids_BS).clone()
+        for row, column in (position_ids_BS == position).nonzero().tolist():
+            outputs[row, column, 3] += size
+        return outputs
+
+    return run
+
+
+def noise_everywhere(size: float) -> Breaker:
+    """Random noise on every output."""
+
+    def run(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        outputs = decoder.sound(inputs, position_ids_BS)
+        return outputs + size * torch.randn(outputs.shape, generator=torch.Generator().manual_seed(5))
+
+    return run
+
+
+def late_slot(first: int) -> Breaker:
+    """Steps from position `first` on write to the slot before their own."""
+
+    def run(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        late = position_ids_BS.shape[1] == 1 and int(position_ids_BS[0, 0]) >= first
+        return decoder.sound(inputs, position_ids_BS - 1 if late else position_ids_BS)
+
+    return run
+
+
+def one_index_for_all_rows(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Every row is written where the first one is."""
+    return decoder.sound(inputs, position_ids_BS[:1].expand_as(position_ids_BS).contiguous())
+
+
+def rows_exchange_caches(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """After each run, row b's layer-1 values lie in row b + 1."""
+    outputs = decoder.sound(inputs, position_ids_BS)
+    decoder._past[3] = decoder._past[3].roll(1, 0)
+    return outputs
+
+
+def stale_step(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """A step leaves the keys of layer 1 as they were."""
+    before = decoder._past[2]
+    outputs = decoder.sound(inputs, position_ids_BS)
+    if position_ids_BS.shape[1] == 1:
+        decoder._past[2] = before
+    return outputs
+
+
+def always_the_same(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """The outputs do not depend on the tokens."""
+    return decoder.sound(torch.full_like(inputs, 7), position_ids_BS)
+
+
+def second_choice(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """A step's two likeliest tokens change places at position 46."""
+    outputs = decoder.sound(inputs, position_ids_BS).clone()
+    if position_ids_BS.shape[1] == 1 and int(position_ids_BS[0, 0]) == 46:
+        best = outputs[0, 0].topk(2)
+        outputs[0, 0, best.indices] = best.values.flip(0)
+    return outputs

@@ -1,0 +1,166 @@
+"""Each check passes a sound decoder and goes red for a broken one, and only the checks that can see a defect do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockexport.compare.check import Verdict, all_checks
+from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.report import Report
+from blockexport.models.cache import empty_cache
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.tensor_names import expected_tensors
+from blockexport.runtime.eager import EagerDecoder
+
+from . import broken
+from .broken import Breaker, Broken, ForgetfulModel, LeakyModel
+from .conftest import TINY, eager_model, random_checkpoint
+
+M = 64
+ALL = {"prefill", "decode", "last-slot", "causality", "batch", "greedy", "parameters"}
+
+
+def options(checkpoint: Checkpoint, **changes: object) -> JudgeOptions:
+    shapes = expected_tensors(checkpoint.config)
+    # Positions: prefill 0 to 31, steps 32 to 43, last slots 56 to 63; greedy generates 24 to 62.
+    chosen = JudgeOptions(backend="eager", decode_steps=12, prefill=32, weights=lambda: shapes)
+    return replace(chosen, **changes)  # type: ignore[arg-type]
+
+
+def failed(report: Report) -> set[str]:
+    return {result.name for result in report.checks if result.verdict is Verdict.FAIL}
+
+
+def test_every_check_is_known_here() -> None:
+    assert {entry.name for entry in all_checks()} == ALL
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_sound_decoder_passes_everything(
+    tiny: Checkpoint, eager: Callable[..., EagerDecoder], dtype: torch.dtype
+) -> None:
+    report = judge(eager(tiny, M, dtype), tiny, options(tiny))
+    assert (report.verdict, report.exit_code) == (Verdict.PASS, 0), report.to_json()["checks"]
+    assert {result.name for result in report.checks} == ALL
+    assert (report.weight_rounding is None) is (dtype is torch.float32)
+
+
+DEFECTS: list[tuple[Breaker, set[str]]] = [
+    (broken.noise_everywhere(3e-5), {"prefill", "decode", "last-slot", "batch"}),
+    (broken.noise_at(17, 2e-3), {"prefill", "batch"}),
+    (broken.noise_at(17, float("nan")), {"prefill", "batch", "causality"}),
+    (broken.noise_at(40, 2e-3), {"decode"}),
+    (broken.noise_at(40, float("nan")), {"decode"}),
+    (broken.noise_at(40, float("-inf")), {"decode"}),
+    (broken.noise_at(63, 2e-3), {"last-slot"}),
+    (broken.late_slot(36), {"decode", "last-slot"}),
+    (broken.late_slot(63), {"last-slot"}),
+    (broken.one_index_for_all_rows, {"batch"}),
+    (broken.rows_exchange_caches, {"batch"}),
+    (broken.stale_step, {"decode", "last-slot", "batch"}),
+    (broken.second_choice, {"greedy"}),
+    (broken.always_the_same, {"prefill", "decode", "last-slot", "batch", "causality"}),
+]
+
+
+@pytest.mark.parametrize(("breaker", "expected"), DEFECTS)
+def test_a_broken_decoder_fails_where_it_is_broken(tiny: Checkpoint, breaker: Breaker, expected: set[str]) -> None:
+    report = judge(Broken(eager_model(tiny), M, breaker), tiny, options(tiny))
+    # Greedy tokens may or may not follow a defect: they are held to be red only where nothing else can be.
+    assert failed(report) - {"greedy"} == expected - {"greedy"}, report.to_json()["checks"]
+    assert failed(report) >= expected
+    assert (report.verdict, report.exit_code) == (Verdict.FAIL, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(LeakyModel, {"prefill", "decode", "batch", "causality"}), (ForgetfulModel, {"prefill", "decode", "batch"})],
+)
+def test_a_wrong_mask_fails(tiny: Checkpoint, kind: type[DecoderModel], expected: set[str]) -> None:
+    report = judge(EagerDecoder(eager_model(tiny, kind=kind), M), tiny, options(tiny))
+    assert failed(report) >= expected
+    assert ("causality" in failed(report)) is (kind is LeakyModel)
+
+
+@pytest.mark.parametrize("option", ["last_logits_only", "headless"])
+def test_other_ends_of_the_stack(tiny: Checkpoint, option: str) -> None:
+    shapes = expected_tensors(tiny.config, headless=option == "headless")
+    chosen = options(tiny, weights=lambda: shapes)
+    sound = judge(EagerDecoder(eager_model(tiny, **{option: True}), M), tiny, chosen)
+    assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
+    assert [name for name, _ in sound.skipped] == (["greedy"] if option == "headless" else [])
+    leaky = judge(EagerDecoder(eager_model(tiny, kind=LeakyModel, **{option: True}), M), tiny, chosen)
+    assert failed(leaky) >= {"decode", "causality", "batch"}
+    late = judge(Broken(eager_model(tiny, **{option: True}), M, broken.late_slot(63)), tiny, chosen)
+    assert failed(late) == {"last-slot"}
+
+
+def test_parameters(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
+    right = expected_tensors(tiny.config)
+    k, o = "model.layers.1.self_attn.k_proj.weight", "model.layers.2.self_attn.o_proj.weight"
+    wrong: list[tuple[dict[str, tuple[int, ...]], str]] = [
+        ({name: shape for name, shape in right.items() if name != k}, f"{k} is missing"),
+        ({**right, "model.layers.3.mlp.up_proj.weight": (44, 24)}, "model.layers.3.mlp.up_proj.weight is no weight"),
+        ({**right, o: (60, 24)}, f"{o} is [60, 24] and not [24, 60]"),
+    ]
+    for shapes, complaint in wrong:
+        chosen = options(tiny, checks=("parameters",), weights=lambda shapes=shapes: shapes)
+        report = judge(eager(tiny, M), tiny, chosen)
+        assert failed(report) == {"parameters"}
+        assert complaint in report.checks[0].message
+    # The arithmetic is a second opinion on the list of names: both would have to be wrong.
+    report = judge(eager(tiny, M), tiny, options(tiny, checks=("parameters",)))
+    assert report.checks[0].figures["found"] == sum(tensor.numel() for tensor in eager_model(tiny).parameters())
+
+
+def test_weights_of_another_model_fail(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
+    other = random_checkpoint(TINY, seed=1)
+    assert failed(judge(eager(other, M), tiny, options(tiny))) >= {"prefill", "decode", "last-slot", "batch", "greedy"}
+
+
+def test_a_precision_that_eager_overflows_in_is_not_judged(eager: Callable[..., EagerDecoder]) -> None:
+    huge = random_checkpoint(TINY)
+    huge.tensors["model.layers.0.mlp.down_proj.weight"] *= 30000
+    sound_in_32 = judge(eager(huge, M), huge, options(huge))
+    assert sound_in_32.verdict is Verdict.PASS
+
+    class Wide(EagerDecoder):
+        """Computes in float32 and says that it is float16."""
+
+        def _allocate(self, batch_size: int) -> None:
+            self._past = empty_cache(self.config, batch_size, self.max_sequence_length, torch.float32)
+
+    decoder = Wide(eager_model(huge), M)
+    decoder.dtype = torch.float16
+    report = judge(decoder, huge, options(huge, checks=("prefill", "decode")))
+    assert (report.verdict, report.exit_code) == (Verdict.NOT_JUDGED, 3)
+    assert "eager PyTorch itself gives NaN or infinity" in report.checks[0].message
+    # An artifact that overflows as well is still a failure: NaN is never good.
+    assert failed(judge(eager(huge, M, torch.float16), huge, options(huge, checks=("prefill",)))) == {"prefill"}
+
+
+def test_what_cannot_be_judged_is_said_before_any_work(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
+    with pytest.raises(NotJudgedError, match="--backend pt2"):
+        judge(eager(tiny, M, torch.bfloat16), tiny, options(tiny, backend="onnxruntime"))
+    with pytest.raises(UsageError, match="no check 'prefil': there are prefill, decode"):
+        judge(eager(tiny, M), tiny, options(tiny, checks=("prefil",)))
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5, 11, 12, 13])
+def test_small_caches(tiny: Checkpoint, eager: Callable[..., EagerDecoder], slots: int) -> None:
+    chosen = JudgeOptions(backend="eager")
+    report = judge(eager(tiny, slots), tiny, chosen)
+    assert report.verdict is Verdict.PASS, report.to_json()["checks"]
+    assert failed(judge(Broken(eager_model(tiny), slots, broken.late_slot(slots - 1)), tiny, chosen)) >= {"last-slot"}
+
+
+def test_one_check_runs_only_what_it_needs(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
+    report = judge(eager(tiny, M), tiny, options(tiny, checks=("decode",)))
+    assert [result.name for result in report.checks] == ["decode"]
+    assert report.tokens["count"] == 32 + 12 and report.tokens["last"] == 0
