@@ -22,7 +22,6 @@ State = Literal["good", "note", "bad"]
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "safetensors", "gguf", "tokenizers", "huggingface-hub")
 _ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
-_FICLONE = 0x40049409  # Linux: share the blocks of another file until one of the two is written (ioctl_ficlone(2))
 _GIB = 1 << 30
 
 
@@ -230,15 +229,9 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 def supports_reflinks(folder: Path) -> bool:
     """Whether the file system under `folder` can clone a file, by trying it on a small one."""
-    if sys.platform != "linux":
-        return False
-    import fcntl
+    from blockexport.export.clone_file import share_blocks
 
-    with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=folder) as target:
-        source.write(b"blockexport" * 1000)
-        source.flush()
-        try:
-            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-        except OSError:
-            return False
-    return True
+    with tempfile.TemporaryDirectory(prefix=".blockexport-doctor-", dir=folder) as scratch:
+        source = Path(scratch, "source")
+        source.write_bytes(b"blockexport" * 1000)
+        return share_blocks(source, Path(scratch, "clone"))

@@ -42,7 +42,7 @@ def clone_files(targets: Mapping[Path, Path]) -> Iterator[Callable[[], Mapping[P
         OSError: reading or writing failed.
     """
     before = {source: _state(source) for source in targets}
-    copies = {source: target for source, target in targets.items() if not _share_blocks(source, target)}
+    copies = {source: target for source, target in targets.items() if not share_blocks(source, target)}
     if copies:
         check_free_space(next(iter(copies.values())).parent, sum(before[source][0] for source in copies))
     pool = ThreadPoolExecutor(max_workers=2)
@@ -71,7 +71,7 @@ def _state(path: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-def _share_blocks(source: Path, target: Path) -> bool:
+def share_blocks(source: Path, target: Path) -> bool:
     """Make `target` a copy-on-write clone of `source`; False (and no target) where the file system cannot."""
     if sys.platform != "linux":
         return False
