@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,12 +37,21 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def removed_on_failure() -> Iterator[list[Path]]:
-    """Yields a list; the files named in it are removed when the body raises."""
-    made: list[Path] = []
+def removed_on_failure() -> Iterator[Callable[[Path], None]]:
+    """Yields a function to call with each file about to be made; those files are removed when the body raises.
+
+    The function raises UsageError for a file that is already there, which is then left alone.
+    """
+    claimed: list[Path] = []
+
+    def claim(path: Path) -> None:
+        if path.exists():
+            raise UsageError(f"{path} is in the way: remove it, or choose another output folder")
+        claimed.append(path)
+
     try:
-        yield made
+        yield claim
     except BaseException:
-        for path in made:
+        for path in claimed:
             path.unlink(missing_ok=True)
         raise

@@ -6,7 +6,7 @@ every tensor is read, converted and written in turn. Never a link: onnx's loader
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from blockexport.models.weight_values import TensorLoss, check_finite, check_no_
 WEIGHTS_FILE = "model.safetensors"
 
 _CHUNK_ELEMENTS = 1 << 21
+
+Claim = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,10 @@ def write_weights(
             is left behind.
     """
     entries = {name: entry for name, entry in checkpoint.entries.items() if name in set(names)}
-    with disk_errors(folder), _one_thread(), removed_on_failure() as made:
+    with disk_errors(folder), _one_thread(), removed_on_failure() as claim:
         if _can_clone(checkpoint, entries, precision):
-            return _clone(checkpoint, entries, folder, made, progress)
-        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, made, progress)
+            return _clone(checkpoint, entries, folder, claim, progress)
+        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, claim, progress)
 
 
 @contextmanager
@@ -104,12 +106,13 @@ def _can_clone(checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], preci
 
 
 def _clone(
-    checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], folder: Path, made: list[Path], progress: Progress
+    checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], folder: Path, claim: Claim, progress: Progress
 ) -> WrittenWeights:
     located = {name: (entry, entry.location) for name, entry in entries.items() if entry.location is not None}
     sources = sorted({location.path for _, location in located.values()})
     targets = {source: folder / _clone_name(i, len(sources)) for i, source in enumerate(sources, start=1)}
-    made += targets.values()
+    for target in targets.values():
+        claim(target)
     with clone_files(targets) as finish:
         for done, name in enumerate(entries, start=1):
             check_finite(name, checkpoint.read(name))
@@ -136,7 +139,7 @@ def _convert(
     entries: Mapping[str, TensorEntry],
     path: Path,
     precision: Precision,
-    made: list[Path],
+    claim: Claim,
     progress: Progress,
 ) -> WrittenWeights:
     target = precision.safetensors_name
@@ -145,7 +148,7 @@ def _convert(
     total = len(header) + sum(entry.size for entry in written.values()) * precision.itemsize
     check_free_space(path.parent, total)
     losses: list[TensorLoss] = []
-    made.append(path)
+    claim(path)
     with HashingWriter(path) as file:
         file.write(header)
         done = len(header)

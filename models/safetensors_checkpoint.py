@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,8 +122,10 @@ def _weight_map(index: Path) -> dict[str, object]:
 
 def _shard_name(index: Path, value: object) -> str:
     """A plain file name: an index must not reach outside its own folder."""
-    if not isinstance(value, str) or Path(value).name != value or "\\" in value or "\0" in value:
-        raise UsageError(f"{index} places weights in {value!r}; a shard must be a plain file name in the same folder")
+    if not isinstance(value, str) or not re.fullmatch(r"[^/\\\0]*\.safetensors", value):
+        raise UsageError(
+            f"{index} places weights in {value!r}; a shard must be a plain file name that ends in .safetensors"
+        )
     return value
 
 

@@ -1,0 +1,163 @@
+"""Small random models for the tests: every dimension different, weights large enough that a mistake shows.
+
+At the usual standard deviation of 0.02 logits stay under 1 and nearly everything agrees; here it is 0.2, and norm gains
+lie between 0.25 and 1.75.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from blockexport.models.config import ModelConfig
+from blockexport.models.config_hf_write import config_to_hf
+from blockexport.models.tensor_names import expected_tensors
+
+Weights = dict[str, torch.Tensor]
+
+
+def small_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
+    """A config of a family with its options on (Qwen2's biases, Qwen3's QK-norm); `changes` replace fields."""
+    config = ModelConfig(
+        model_type=model_type,
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-5,
+        rope_theta=10_000.0,
+        qkv_bias=model_type == "qwen2",
+        qk_norm=model_type == "qwen3",
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
+    return replace(config, **changes)
+
+
+def small_weights(config: ModelConfig, seed: int = 0, std: float = 0.2) -> Weights:
+    """Random weights under Hugging Face names, in the config's dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: Weights = {}
+    for name, shape in expected_tensors(config).items():
+        if name.endswith("norm.weight"):
+            values = torch.rand(shape, generator=generator) * 1.5 + 0.25
+        else:
+            values = torch.randn(shape, generator=generator) * std
+        weights[name] = values.to(getattr(torch, config.dtype))
+    return weights
+
+
+def write_folder(folder: Path, config: ModelConfig, weights: Mapping[str, torch.Tensor], shards: int = 1) -> Path:
+    """A Hugging Face checkpoint: config.json and one safetensors file, or several with an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = config_to_hf(config)
+    assert data is not None, "this config has no config.json"
+    (folder / "config.json").write_text(json.dumps(data))
+    if shards == 1:
+        save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    names = list(weights)
+    weight_map: dict[str, str] = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: weights[name] for name in names[i::shards]}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in weights.values())}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a Hugging Face tensor."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        layer, _, part = stem.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
+    return f"{_GGUF_NAMES[stem]}.{kind}"
+
+
+def neighbour_pairs(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """`permute` of llama.cpp's conversion of Llama models: half-split rows become neighbouring pairs."""
+    split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    permuted: np.ndarray[Any, Any] = split.swapaxes(1, 2).reshape(values.shape)
+    return permuted
+
+
+def gguf_writer(path: Path, config: ModelConfig) -> gguf.GGUFWriter:
+    """A writer that already holds the metadata of `config`; tensors are added by the caller."""
+    architecture = config.model_type if config.model_type.startswith("qwen") else "llama"
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"<{i}> é" for i in range(config.vocab_size)])
+    writer.add_bos_token_id(config.bos_token_id or 0)
+    writer.add_eos_token_id(config.eos_token_ids[0])
+    return writer
+
+
+def add_weights(writer: gguf.GGUFWriter, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Add weights as llama.cpp's conversion does: its names, and its row order for q and k of Llama models."""
+    for name, tensor in weights.items():
+        values = tensor.float().numpy()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads is not None and writer.arch == "llama":
+            values = neighbour_pairs(values, heads)
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+
+
+def close_gguf(writer: gguf.GGUFWriter) -> None:
+    """Write everything to the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_gguf(path: Path, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Path:
+    """A GGUF file of a model in F32, laid out as llama.cpp's conversion lays it out."""
+    writer = gguf_writer(path, config)
+    add_weights(writer, config, weights)
+    close_gguf(writer)
+    return path
