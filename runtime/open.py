@@ -8,7 +8,7 @@ from blockexport.export.manifest import Manifest, read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
 
-BACKENDS = ("onnxruntime", "pt2", "eager")
+BACKENDS = ("onnxruntime", "replay", "pt2", "eager")
 
 
 def open_decoder(
@@ -41,6 +41,10 @@ def open_decoder(
         return OnnxDecoder(
             folder, manifest, max_sequence_length=max_sequence_length, low_memory=low_memory, threads=threads
         )
+    if backend == "replay":
+        from blockexport.runtime.replay_decoder import ReplayDecoder
+
+        return ReplayDecoder.open(folder, manifest, max_sequence_length=max_sequence_length)
     if backend == "pt2":
         from blockexport.runtime.pt2_decoder import Pt2Decoder
 

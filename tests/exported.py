@@ -1,0 +1,53 @@
+"""A small model exported to a folder, the way `blockexport onnx` does it, for tests that run or mutate the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blockexport.export.manifest import Manifest, write_manifest
+from blockexport.export.onnx_export import export_onnx
+from blockexport.export.onnx_graph import GraphOptions
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.config import ModelConfig
+from blockexport.models.precision import Precision
+from blockexport.models.random_checkpoint import RandomCheckpoint
+
+EVERYTHING = ModelConfig(
+    "qwen3",
+    vocab_size=101,
+    hidden_size=24,
+    intermediate_size=44,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=10,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    qk_norm=True,
+    qkv_bias=True,
+    o_bias=True,
+    mlp_bias=True,
+    sliding_window=7,
+    layer_types=("full_attention", "sliding_attention", "full_attention"),
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
+"""Every option of the block at once, every dimension different."""
+
+
+def random_model(**changes: Any) -> RandomCheckpoint:
+    """Weights of standard deviation 0.2 for `EVERYTHING` with `changes`."""
+    return RandomCheckpoint(replace(EVERYTHING, **changes), seed=5, reference="tests", std=0.2)
+
+
+def export(
+    checkpoint: Checkpoint, folder: Path, precision: Precision = Precision.FP32, slots: int = 29, **options: Any
+) -> Manifest:
+    """A sealed bundle with M = `slots`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = export_onnx(checkpoint, folder, GraphOptions(precision, slots, **options))
+    write_manifest(folder, manifest)
+    return manifest
