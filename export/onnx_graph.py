@@ -36,9 +36,7 @@ class GraphOptions:
 
 def build_model(config: ModelConfig, options: GraphOptions, tensor: TensorSource) -> ir.Model:
     """The ONNX model; `tensor` is asked for every parameter and for the RoPE tables `cos` and `sin`."""
-    parts = trace_parts(
-        config, options.precision, headless=options.headless, last_logits_only=options.last_logits_only
-    )
+    parts = trace_parts(config, options.precision, headless=options.headless, last_logits_only=options.last_logits_only)
     builder = GraphBuilder(_inputs(config, options))
     outputs = _stamp_all(config, options, parts, builder, tensor)
     graph = ir.Graph(
@@ -90,7 +88,9 @@ def _inputs(config: ModelConfig, options: GraphOptions) -> list[ir.Value]:
         if options.headless
         else _value(io_names.INPUT_IDS, ir.DataType.INT64, axes)
     )
-    past = [_value(name, dtype, _cache_shape(config, options)) for name in io_names.past_names(config.num_hidden_layers)]
+    past = [
+        _value(name, dtype, _cache_shape(config, options)) for name in io_names.past_names(config.num_hidden_layers)
+    ]
     return [first, _value(io_names.POSITION_IDS, ir.DataType.INT64, axes), *past]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from blockexport.models.config import ModelConfig
 from blockexport.models.rope import rope_table
@@ -16,4 +16,4 @@ COS, SIN = "cos", "sin"
 def write_rope_file(folder: Path, config: ModelConfig, rows: int) -> None:
     """Write `cos` and `sin`, float32 [rows, H/2] each."""
     cos, sin = rope_table(config, rows)
-    save_file({COS: cos, SIN: sin}, folder / ROPE_FILE)
+    (folder / ROPE_FILE).write_bytes(save({COS: cos, SIN: sin}))

@@ -104,7 +104,7 @@ def trace_parts(config: ModelConfig, precision: Precision, *, headless: bool, la
         step = Step(positions, positions[:, 0], mask, model.cos, model.sin)
         row, sized = {0: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}
         cache = {0: Dim.AUTO, 2: Dim.AUTO}
-        step_sizes = Step(sized, row, {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}, row, row)
+        step_sizes = Step._make([sized, row, {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}, row, row])
         return Parts(
             enter=_trace(_Enter(model), (inputs, positions, past[0]), (sized, sized, cache)),
             block=_trace(model.model.layers[0], (stream, step, past[0], past[1]), (row, step_sizes, cache, cache)),

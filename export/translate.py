@@ -1,7 +1,7 @@
 """From aten to the ONNX dialect: one small function per operator that a decoder uses, and nothing else.
 
-The two operators of our own become TensorScatter and RotaryEmbedding; an operator that is not in the table is refused by
-name. Meanings are those of ONNX opset 24, https://onnx.ai/onnx/operators/
+The two operators of our own become TensorScatter and RotaryEmbedding; an operator that is not in the table is refused
+by name. Meanings are those of ONNX opset 24, https://onnx.ai/onnx/operators/
 """
 
 from __future__ import annotations

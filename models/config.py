@@ -18,7 +18,7 @@ class RopeScaling:
     """How the rotation frequencies are stretched beyond the training context.
 
     `linear` divides every frequency by `factor`; `llama3` divides only the long wavelengths, with a smooth ramp;
-    `freq_factors` divides frequency i by `freq_factors[i]` (how a GGUF file stores llama3 scaling, `rope_freqs.weight`).
+    `freq_factors` divides frequency i by `freq_factors[i]` (a GGUF file's way to store llama3 scaling).
     """
 
     rope_type: RopeType

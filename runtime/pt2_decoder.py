@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -30,7 +31,9 @@ class Pt2Decoder(Decoder):
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless
         try:
-            self._program = torch.export.load(path).module()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's deserialiser about its own pytree
+                self._program = torch.export.load(path).module()
         except Exception as error:  # a zip, pickle or schema error, depending on where the damage is
             raise UsageError(f"PyTorch {torch.__version__} does not load {path}: {error}") from error
         self.reset()

@@ -1,0 +1,135 @@
+"""`blockexport onnx`: a checkpoint in, a proven ONNX bundle out.
+
+Four parts meet here: export writes graph and weights, runtime runs them, compare judges them, and only then is the
+bundle sealed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from blockexport.compare.report import Report
+    from blockexport.export.bundle import Stage
+    from blockexport.export.manifest import Manifest
+    from blockexport.export.onnx_graph import GraphOptions
+    from blockexport.models.checkpoint import Checkpoint
+    from blockexport.models.progress import Progress
+
+DEFAULT_SLOTS = 2048
+
+
+def onnx(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Checkpoint folder, .gguf file, Hugging Face id, or preset name.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder to make.")],
+    fp32: Annotated[
+        bool, typer.Option("--fp32", help="Weights, activations and cache in float32 (the default).")
+    ] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="In float16; norm statistics and RoPE stay in float32.")] = False,
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="In bfloat16; norm statistics and RoPE stay in float32.")
+    ] = False,
+    max_sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-sequence-length",
+            "-M",
+            metavar="M",
+            min=1,
+            help=f"Cache slots per row, prompt and answer together. Default: the model's range, at most {DEFAULT_SLOTS}.",
+        ),
+    ] = None,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="Without embedding and output head: inputs_embeds in, hidden_states out.")
+    ] = False,
+    logits: Annotated[
+        str, typer.Option("--logits", metavar="all|last", help="Logits of every position, or of the last one only.")
+    ] = "all",
+    pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, the torch.export program.")] = False,
+    no_compare: Annotated[bool, typer.Option("--no-compare", help="Seal the bundle without judging it.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random weights of a preset.")] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing bundle; allow M beyond the model's trained range.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> int:
+    """Export MODEL as an ONNX bundle and prove the file against eager PyTorch.
+
+    The bundle holds the graph, the weights as safetensors, the tokenizer, and the parity report. It is written to a
+    temporary folder and renamed when it has passed; one that fails is kept as BUNDLE.rejected and the exit code is 1.
+
+    Example: blockexport onnx ./SmolLM2-135M -o smollm2 --max-sequence-length 512
+    """
+    from blockexport.export.bundle import check_target, staged
+    from blockexport.models.sources import open_checkpoint
+
+    check_target(output, force=force)
+    precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
+    checkpoint = open_checkpoint(model, seed=seed)
+    options = _options(checkpoint, precision, max_sequence_length, headless, logits, force)
+    with console.progress_bar(quiet=quiet or as_json) as progress, staged(output, force=force) as stage:
+        manifest = _export(checkpoint, stage.folder, options, pt2, progress, quiet=quiet)
+        report = None if no_compare else _judge(checkpoint, stage.folder, manifest, progress)
+        manifest = manifest if report is None else _with_report(stage.folder, manifest, report)
+        where = _finish(stage, manifest, report)
+    _tell(where, manifest, report, as_json=as_json, quiet=quiet)
+    return 0 if report is None else report.exit_code
+
+
+def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Any:
+    from blockexport.models.errors import UsageError
+    from blockexport.models.precision import Precision
+
+    asked = [p for p, wanted in zip(Precision, (fp32, fp16, bf16), strict=True) if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"--{' and --'.join(asked)} contradict each other: a bundle has one precision")
+    return asked[0] if asked else Precision.FP32
+
+
+def _options(
+    checkpoint: Checkpoint, precision: Any, slots: int | None, headless: bool, logits: str, force: bool
+) -> GraphOptions:
+    from blockexport.export.onnx_graph import GraphOptions
+    from blockexport.models.errors import UsageError
+
+    reach = checkpoint.config.max_position_embeddings
+    if slots is not None and slots > reach and not force:
+        raise UsageError(
+            f"--max-sequence-length {slots} is beyond the {reach} positions the model was trained for: choose at most "
+            f"{reach}, or add --force"
+        )
+    if logits not in ("all", "last"):
+        raise UsageError(f"--logits {logits!r} is neither `all` nor `last`")
+    if headless and logits == "last":
+        raise UsageError("--headless has no logits: leave out --logits last")
+    chosen = min(DEFAULT_SLOTS, reach) if slots is None else slots
+    return GraphOptions(precision, chosen, headless=headless, last_logits_only=logits == "last")
+
+
+def _export(
+    checkpoint: Checkpoint, folder: Path, options: GraphOptions, pt2: bool, progress: Progress, *, quiet: bool
+) -> Manifest:
+    from blockexport.export.bundle import file_entries
+    from blockexport.export.manifest import write_manifest
+    from blockexport.export.onnx_export import export_onnx
+
+    manifest = export_onnx(
+        checkpoint, folder, options, progress=progress, note=lambda line: console.say(f"note: {line}", quiet=quiet)
+    )
+    if pt2:
+        from blockexport.export.pt2 import write_pt2
+
+        files = file_entries(folder, [write_pt2(checkpoint, options, folder)])
+        manifest = replace(manifest, files={**manifest.files, **files})
+    # The runtimes that judge the bundle read it as a user's program would: through its manifest.
+    write_manifest(folder, manifest)
+    return manifest

@@ -1,0 +1,157 @@
+"""Write everything an ONNX bundle needs, but for the proof, into a folder; returns the manifest to seal it with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from blockexport.export.bundle import file_entries
+from blockexport.export.genai_config import genai_config
+from blockexport.export.manifest import (
+    ONNX_FILE,
+    FileEntry,
+    Manifest,
+    Port,
+    SourceRecord,
+    combined_digest,
+    tool_versions,
+)
+from blockexport.export.onnx_graph import GraphOptions, build_model
+from blockexport.export.rope_file import COS, ROPE_FILE, SIN, write_rope_file
+from blockexport.export.source_digest import source_digest
+from blockexport.export.tokenizer_files import write_tokenizer_files
+from blockexport.export.weights import WrittenWeights, write_weights
+from blockexport.models import io_names
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.config_hf_write import config_to_hf
+from blockexport.models.progress import Progress, silent
+from blockexport.models.rope import rope_table_rows
+from blockexport.models.safetensors_header import read_header
+from blockexport.models.tensor_names import expected_tensors
+
+Note = Callable[[str], None]
+
+
+def export_onnx(
+    checkpoint: Checkpoint,
+    folder: Path,
+    options: GraphOptions,
+    *,
+    progress: Progress = silent,
+    note: Note = lambda message: None,
+) -> Manifest:
+    """Write graph, weights, RoPE table, tokenizer and configs into `folder`.
+
+    The weights are written while the graph is traced: one waits for the disk, the other for Python.
+
+    Args:
+        checkpoint: the model.
+        folder: an empty folder.
+        options: precision, M, and which ends the graph has.
+        progress: hears of the weights.
+        note: is told what the user should know: what a conversion flushed to zero, a tokenizer that is missing.
+
+    Raises:
+        UsageError: the weights are damaged, or do not fit the precision.
+    """
+    config = checkpoint.config
+    names = list(expected_tensors(config, headless=options.headless))
+    rows = rope_table_rows(config, options.max_sequence_length)
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        written = worker.submit(write_weights, checkpoint, folder, options.precision, names, progress)
+        write_rope_file(folder, config, rows)
+        model = build_model(config, options, _external_tensors(folder, written))
+    weights = written.result()
+    ir.save(model, folder / ONNX_FILE)
+    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, options)
+    for line in weights.report.notes():
+        note(line)
+    return _manifest(checkpoint, folder, options, model, weights, rows, others)
+
+
+def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable[[str], ir.TensorProtocol]:
+    """Tensors that point into the files of the bundle. The first one asked for waits until the weights are written."""
+    rope = read_header(folder / ROPE_FILE)
+
+    def tensor(name: str) -> ir.ExternalTensor:
+        if name in (COS, SIN):
+            stored, file = rope[name], ROPE_FILE
+            offset, length, shape, dtype = stored.offset, stored.length, stored.shape, stored.dtype
+        else:
+            slice_ = written.result().tensors[name]
+            file, offset, length, shape, dtype = slice_.file, slice_.offset, slice_.length, slice_.shape, slice_.dtype
+        return ir.ExternalTensor(
+            file, offset, length, _ONNX_TYPES[dtype], shape=ir.Shape(shape), name=name, base_dir=folder
+        )
+
+    return tensor
+
+
+_MANIFEST_TYPES = {
+    ir.DataType.INT64: "int64",
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+}
+_ONNX_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
+
+
+def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions) -> list[str]:
+    """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless."""
+    files: dict[str, object] = {}
+    hugging_face = config_to_hf(replace(checkpoint.config, dtype=options.precision.dtype_name))
+    if hugging_face is not None:
+        files["config.json"] = hugging_face
+    if not options.headless:
+        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        eos = generation.get("eos_token_id", list(checkpoint.config.eos_token_ids))
+        stops = eos if isinstance(eos, list) else [eos]
+        files["genai_config.json"] = genai_config(checkpoint.config, options.max_sequence_length, stops)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return list(files)
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    folder: Path,
+    options: GraphOptions,
+    model: ir.Model,
+    weights: WrittenWeights,
+    rows: int,
+    others: Sequence[str],
+) -> Manifest:
+    files = {name: FileEntry(entry.sha256, entry.bytes) for name, entry in weights.files.items()}
+    files |= file_entries(folder, [ROPE_FILE, *others])
+    made_from = {name: files[name].sha256 for name in (*weights.files, ROPE_FILE)}
+    files |= file_entries(folder, [ONNX_FILE], made_from)
+    source = checkpoint.source
+    return Manifest(
+        config=checkpoint.config,
+        source=SourceRecord(
+            source.kind, source.reference, source_digest(checkpoint, weights.source_sha256), source.seed
+        ),
+        precision=options.precision,
+        max_sequence_length=options.max_sequence_length,
+        rope_table_rows=rows,
+        headless=options.headless,
+        last_logits_only=options.last_logits_only,
+        inputs=tuple(_port(value) for value in model.graph.inputs),
+        outputs=tuple(_port(value) for value in model.graph.outputs),
+        weights_digest=combined_digest(entry.sha256 for _, entry in sorted(weights.files.items())),
+        files=dict(sorted(files.items())),
+        conversion=weights.report.to_json(),
+        tools=tool_versions(),
+    )
+
+
+def _port(value: ir.Value) -> Port:
+    """An input or output of the graph, as it stands there."""
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape)
+    return Port(value.name, _MANIFEST_TYPES[value.dtype], shape, io_names.past_of(value.name))
