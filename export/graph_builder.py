@@ -45,7 +45,10 @@ class GraphBuilder:
         """A graph initialiser under exactly this name; asked for twice, it is the same one."""
         if name not in self.initializers:
             self.initializers[name] = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tuple(tensor.shape.numpy())), const_value=tensor
+                name=name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(tuple(tensor.shape.numpy())),
+                const_value=tensor,
             )
         return self.initializers[name]
 

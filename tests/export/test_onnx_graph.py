@@ -51,8 +51,9 @@ ALLOWED = {
 }
 
 
-def loaded(config: ModelConfig, **ends: bool) -> DecoderModel:
-    return load_model(RandomCheckpoint(config, 3, "test", std=0.2), torch.float32, SLOTS, **ends)
+def loaded(config: ModelConfig, headless: bool = False, last_logits_only: bool = False) -> DecoderModel:
+    checkpoint = RandomCheckpoint(config, 3, "test", std=0.2)
+    return load_model(checkpoint, torch.float32, SLOTS, headless=headless, last_logits_only=last_logits_only)
 
 
 def exported(model: DecoderModel, precision: Precision = Precision.FP32) -> onnx.ModelProto:
