@@ -1,0 +1,131 @@
+"""`blockexport generate`: text from a bundle, with the bundle's own tokenizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockexport.runtime.detokenize import StreamDecoder
+    from blockexport.runtime.generate import Generation
+    from blockexport.runtime.sampling import SamplingOptions
+    from blockexport.runtime.text import BundleTokenizer
+
+
+def generate(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from stdin.")],
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="The most tokens to answer with.")
+    ] = 256,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", help="0 is greedy; larger is more varied.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Draw from the K likeliest tokens; 0 means all of them.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this probability.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random numbers; the same seed gives the same text.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="onnxruntime|pt2|eager", help="What runs the model.")
+    ] = "onnxruntime",
+    model: Annotated[
+        str | None, typer.Option("--model", help="The source checkpoint, for eager, if it has moved.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The text only: no notes, no speed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Answer PROMPT, printing the text as it comes; notes and the speed go to stderr.
+
+    The prompt goes through the model's chat template when it has one. Sampling defaults come from the bundle's
+    generation_config.json, where anything but "do_sample": true means greedy; giving --temperature, --top-k or --top-p
+    samples (--temperature 0 stays greedy).
+
+    Example: blockexport generate smollm2 "What is the capital of France?" --max-new-tokens 64
+    """
+    from blockexport.runtime.generate import generate as start
+    from blockexport.runtime.open import open_decoder
+    from blockexport.runtime.text import BundleTokenizer
+
+    text = _read_prompt(prompt)
+    tokenizer = BundleTokenizer(bundle)
+    options = tokenizer.sampling_options(temperature, top_k, top_p, seed)
+    for setting in tokenizer.unapplied_settings():
+        console.say(f"note: generation_config.json says {setting}, which is not applied", quiet=quiet)
+    as_chat = tokenizer.chat_template is not None and not raw
+    prompt_ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if as_chat else tokenizer.encode(text)
+    decoder = open_decoder(bundle, backend, model=model)
+    generation = start(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
+    if as_json:
+        token_ids = list(generation)
+        answer = {"prompt_ids": prompt_ids, "token_ids": token_ids, "text": tokenizer.decode(token_ids)}
+        console.print_json({**answer, **_summary(generation, options, backend)})
+    else:
+        _print_stream(generation, tokenizer)
+        console.say(_speed(generation), quiet=quiet)
+
+
+def _read_prompt(prompt: str) -> str:
+    """The prompt, or stdin without its last newline for `-`. Raises UsageError when it is not UTF-8."""
+    from blockexport.models.errors import UsageError
+
+    try:
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        prompt.encode("utf-8")  # a byte that is no text reaches us as a lone surrogate
+    except UnicodeError as error:
+        raise UsageError(f"the prompt is not UTF-8 ({error}): convert it first, with iconv for instance") from error
+    return prompt
+
+
+def _print_stream(generation: Generation, tokenizer: BundleTokenizer) -> None:
+    """Write the text to stdout as it comes, and end the line."""
+    last = "\n"
+    for piece in _pieces(generation, tokenizer.stream()):
+        if piece:
+            last = piece
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    if not last.endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _pieces(generation: Generation, stream: StreamDecoder) -> Iterator[str]:
+    for token_id in generation:
+        yield stream.push(token_id)
+    yield stream.flush()
+
+
+def _speed(generation: Generation) -> str:
+    prompt = f"prompt of {generation.prompt_length} tokens in {generation.prefill_seconds:.2f} s"
+    if generation.steps == 0:
+        return f"[{generation.count} tokens; {prompt}; ended by: {generation.finish_reason}]"
+    each = generation.decode_seconds / generation.steps
+    return (
+        f"[{generation.count} tokens at {1 / each:.1f} tokens/s, {each * 1e3:.1f} ms each; {prompt}; "
+        f"ended by: {generation.finish_reason}]"
+    )
+
+
+def _summary(generation: Generation, options: SamplingOptions, backend: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "finish_reason": str(generation.finish_reason),
+        "backend": backend,
+        "sampling": asdict(options),
+        "prefill_seconds": generation.prefill_seconds,
+        "decode_seconds": generation.decode_seconds,
+        "decode_steps": generation.steps,
+    }
