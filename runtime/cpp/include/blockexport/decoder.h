@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "blockexport/manifest.h"
+
+namespace blockexport {
+
+/// What a call gave: logits (or hidden states) of shape [batch_size, sequence_length, width], in the artifact's own
+/// type. A view into the decoder: valid until its next call.
+struct Logits {
+  const void* data;
+  DType dtype;
+  std::int64_t batch_size, sequence_length, width;
+
+  /// The values at one position of one row, as float32. Throws Error outside of the shape.
+  std::vector<float> at(std::int64_t row, std::int64_t position) const;
+  /// Those of a row's last position.
+  std::vector<float> last(std::int64_t row = 0) const { return at(row, sequence_length - 1); }
+};
+
+/// Inputs of one call, [batch_size, sequence_length] tokens one row after the other: ids, or embeddings of a headless
+/// model ([batch_size, sequence_length, hidden_size], float32). Only points at them: they must outlive the call.
+struct Inputs {
+  Inputs(const std::vector<std::int64_t>& token_ids, std::int64_t rows = 1)
+      : ids(token_ids.data()), count(static_cast<std::int64_t>(token_ids.size())), batch_size(rows) {}
+  Inputs(const std::vector<float>& embeddings, std::int64_t hidden_size, std::int64_t rows)
+      : embeds(embeddings.data()),
+        count(hidden_size > 0 ? static_cast<std::int64_t>(embeddings.size()) / hidden_size : 0),
+        width(hidden_size),
+        batch_size(rows) {}
+
+  const std::int64_t* ids = nullptr;
+  const float* embeds = nullptr;
+  std::int64_t count;  ///< tokens of all rows
+  std::int64_t width = 0;
+  std::int64_t batch_size;
+};
+
+/// A loaded decoder with its static cache of M slots per row. A token's position is its slot.
+///
+/// One object serves one thread at a time; different objects are independent of each other.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  const Manifest& manifest() const { return manifest_; }
+  /// M, cache slots per row.
+  std::int64_t max_sequence_length() const { return manifest_.max_sequence_length; }
+  std::int64_t batch_size() const { return static_cast<std::int64_t>(lengths_.size()); }
+  /// Filled slots of each row.
+  const std::vector<std::int64_t>& lengths() const { return lengths_; }
+  /// Slots that are left in the fullest row.
+  std::int64_t room() const;
+
+  /// Empties the cache and gives it `batch_size` rows.
+  void reset(std::int64_t batch_size = 1);
+
+  /// Appends a chunk to every row: the prompt at first, further chunks of it later. `lengths` are the valid tokens of
+  /// each row when shorter ones are padded on the right; empty means all. Logits of padding mean nothing.
+  /// Throws Error when the chunk, padding included, does not fit behind what is cached.
+  Logits prefill(const Inputs& inputs, const std::vector<std::int64_t>& lengths = {});
+
+  /// Appends one token to every row.
+  Logits step(const Inputs& inputs);
+
+  /// Runs at explicit positions [batch_size, sequence_length], which count up by one along each row, and leaves
+  /// lengths() alone. Throws Error when a row would be written past its last slot, or shapes disagree.
+  Logits forward(const Inputs& inputs, const std::vector<std::int64_t>& position_ids);
+
+ protected:
+  /// Allocates nothing: a back end calls reset() when it is ready.
+  explicit Decoder(Manifest manifest);
+
+  /// Makes zeroed caches of `batch_size` rows.
+  virtual void allocate(std::int64_t batch_size) = 0;
+  /// Runs the artifact on inputs that were checked.
+  virtual Logits run(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) = 0;
+
+ private:
+  void check(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) const;
+
+  Manifest manifest_;
+  std::vector<std::int64_t> lengths_;
+};
+
+/// How a bundle is opened. A field that a back end has no use for must keep its default.
+struct DecoderOptions {
+  std::string backend;             ///< one of backends(); empty takes the first of them
+  int threads = 0;                 ///< inside an operator (onnxruntime); 0 leaves the choice to the runtime
+  bool low_memory = false;         ///< map the weights instead of repacking them (onnxruntime): slower steps
+  std::string provider = "cpu";    ///< of onnxruntime: `cpu`, `cuda` or `tensorrt`
+  int device = 0;                  ///< which GPU
+};
+
+/// The back ends this library was built with: of `onnxruntime`, `aoti`, `tensorrt`, `tensorrt-rtx`.
+std::vector<std::string> backends();
+
+/// Opens the bundle in `bundle` with an empty cache of one row.
+/// Throws Error: no bundle, a back end that is not built in, an artifact that does not fit the manifest or the machine.
+std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const DecoderOptions& options = {});
+
+}  // namespace blockexport

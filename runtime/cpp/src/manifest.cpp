@@ -1,0 +1,150 @@
+#include "blockexport/manifest.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "blockexport/error.h"
+#include "sha256.h"
+
+namespace blockexport {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::pair<DType, const char*> kTypes[] = {{DType::kInt64, "int64"},
+                                                    {DType::kInt32, "int32"},
+                                                    {DType::kFloat32, "float32"},
+                                                    {DType::kFloat16, "float16"},
+                                                    {DType::kBFloat16, "bfloat16"}};
+
+std::vector<Port> read_ports(const Json& list) {
+  std::vector<Port> ports;
+  for (const Json& entry : list) {
+    Port port{entry.at("name"), dtype_of(entry.at("dtype")), {}, {}};
+    for (const Json& axis : entry.at("shape")) {
+      if (axis.is_string()) {
+        port.shape.emplace_back(axis.get<std::string>());
+      } else {
+        port.shape.emplace_back(axis.get<std::int64_t>());
+      }
+    }
+    if (entry.at("aliases").is_string()) port.aliases = entry.at("aliases");
+    ports.push_back(std::move(port));
+  }
+  return ports;
+}
+
+std::map<std::string, FileEntry> read_files(const Json& list) {
+  std::map<std::string, FileEntry> files;
+  for (const auto& [name, entry] : list.items()) {
+    const std::filesystem::path path(name);
+    if (path.is_absolute() || name.find("..") != std::string::npos) {
+      throw Error("the manifest lists the file \"" + name + "\" outside of the bundle: do not trust this bundle");
+    }
+    files[name] = {entry.at("sha256"), entry.at("bytes"),
+                   entry.at("made_from").get<std::map<std::string, std::string>>()};
+  }
+  return files;
+}
+
+Manifest from_json(const Json& data, const std::filesystem::path& folder) {
+  const Json& config = data.at("config");
+  Manifest made;
+  made.folder = folder;
+  made.model_type = config.at("model_type");
+  made.precision = data.at("precision");
+  made.dtype = made.precision == "fp32" ? DType::kFloat32 : made.precision == "fp16" ? DType::kFloat16 : DType::kBFloat16;
+  made.vocab_size = config.at("vocab_size");
+  made.hidden_size = config.at("hidden_size");
+  made.num_hidden_layers = config.at("num_hidden_layers");
+  made.num_key_value_heads = config.at("num_key_value_heads");
+  made.head_dim = config.at("head_dim");
+  made.max_sequence_length = data.at("max_sequence_length");
+  made.bos_token_id = config.at("bos_token_id").is_null() ? -1 : config.at("bos_token_id").get<std::int64_t>();
+  made.eos_token_ids = config.at("eos_token_ids").get<std::vector<std::int64_t>>();
+  made.headless = data.at("headless");
+  made.last_logits_only = data.at("last_logits_only");
+  made.inputs = read_ports(data.at("inputs"));
+  made.outputs = read_ports(data.at("outputs"));
+  made.files = read_files(data.at("files"));
+  return made;
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt64: return 8;
+    case DType::kInt32:
+    case DType::kFloat32: return 4;
+    default: return 2;
+  }
+}
+
+std::string name_of(DType dtype) {
+  for (const auto& [type, name] : kTypes) {
+    if (type == dtype) return name;
+  }
+  return "unknown";
+}
+
+DType dtype_of(const std::string& name) {
+  for (const auto& [type, known] : kTypes) {
+    if (known == name) return type;
+  }
+  throw Error("the type \"" + name + "\" is none of int64, int32, float32, float16, bfloat16");
+}
+
+std::filesystem::path Manifest::file(const std::string& name) const {
+  const std::filesystem::path path = folder / name;
+  if (files.count(name) == 0) throw Error(folder.string() + " lists no " + name + " in its manifest: export it again");
+  if (!std::filesystem::is_regular_file(path)) {
+    throw Error(path.string() + " is missing, and the manifest lists it: copy the whole bundle, or export it again");
+  }
+  return path;
+}
+
+Manifest read_manifest(const std::filesystem::path& bundle) {
+  const std::filesystem::path path = bundle / "manifest.json";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw Error(bundle.string() + " is not a bundle: it has no manifest.json. `blockexport onnx MODEL -o BUNDLE` makes one");
+  }
+  try {
+    const Json data = Json::parse(file);
+    const auto version = data.at("schema_version").get<std::int64_t>();
+    if (version != kSchemaVersion) {
+      throw Error(path.string() + " has schema version " + std::to_string(version) + " and this program reads " +
+                  std::to_string(kSchemaVersion) + ": build it with the blockexport that wrote the bundle");
+    }
+    return from_json(data, bundle);
+  } catch (const Json::exception& error) {
+    throw Error(path.string() + " is damaged (" + error.what() + "): export the bundle again");
+  }
+}
+
+void verify_files(const Manifest& manifest, const std::function<void(const std::string&)>& each) {
+  for (const auto& [name, entry] : manifest.files) {
+    if (each) each(name);
+    const std::filesystem::path path = manifest.file(name);
+    const std::uint64_t bytes = std::filesystem::file_size(path);
+    if (bytes != entry.bytes) {
+      throw Error(path.string() + " has " + std::to_string(bytes) + " bytes and the manifest says " +
+                  std::to_string(entry.bytes) + ": copy the bundle again");
+    }
+    const std::string sha256 = sha256_of(path);
+    if (sha256 != entry.sha256) {
+      throw Error(path.string() + " has the SHA-256 " + sha256 + " and the manifest says " + entry.sha256 +
+                  ": the file was changed or damaged, copy the bundle again");
+    }
+    for (const auto& [source, made_from] : entry.made_from) {
+      const auto found = manifest.files.find(source);
+      if (found == manifest.files.end() || found->second.sha256 != made_from) {
+        throw Error(path.string() + " was made from another " + source + " than the bundle holds: make it again");
+      }
+    }
+  }
+}
+
+}  // namespace blockexport

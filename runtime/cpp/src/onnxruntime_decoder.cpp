@@ -1,0 +1,228 @@
+#include <onnxruntime_cxx_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "backends.h"
+#include "blockexport/error.h"
+#include "half.h"
+
+namespace blockexport {
+namespace {
+
+constexpr const char* kModel = "model.onnx";
+
+ONNXTensorElementDataType element_type(DType dtype) {
+  switch (dtype) {
+    case DType::kInt64: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    case DType::kInt32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case DType::kFloat32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case DType::kFloat16: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    default: return ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+  }
+}
+
+std::string type_name(ONNXTensorElementDataType type) {
+  for (const DType known : {DType::kInt64, DType::kInt32, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    if (element_type(known) == type) return name_of(known);
+  }
+  return "ONNX element type " + std::to_string(type);
+}
+
+/// Zeroed memory, aligned for vector instructions. Pages are taken by the system when they are first written.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes) : bytes_(bytes), memory_(std::calloc(bytes + kAlignment, 1)) {
+    if (memory_ == nullptr) throw std::bad_alloc();
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_);
+    start_ = static_cast<std::byte*>(memory_) + (kAlignment - address % kAlignment) % kAlignment;
+  }
+  Buffer(Buffer&& other) noexcept
+      : bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)), start_(other.start_) {}
+  Buffer& operator=(Buffer&&) = delete;
+  ~Buffer() { std::free(memory_); }
+
+  void* data() const { return start_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+  std::size_t bytes_;
+  void* memory_;
+  std::byte* start_;
+};
+
+class OnnxRuntimeDecoder final : public Decoder {
+ public:
+  OnnxRuntimeDecoder(Manifest from, const DecoderOptions& options)
+      : Decoder(std::move(from)),
+        environment_(ORT_LOGGING_LEVEL_ERROR, "blockexport"),
+        session_(environment_, manifest().file(kModel).c_str(), session_options(options)),
+        on_host_(options.provider == "cpu"),
+        device_(options.provider == "cpu" ? "Cpu" : "Cuda", OrtDeviceAllocator, options.device, OrtMemTypeDefault),
+        host_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {
+    check_interface();
+    reset();
+  }
+
+ private:
+  static Ort::SessionOptions session_options(const DecoderOptions& options) {
+    Ort::SessionOptions made;
+    made.SetIntraOpNumThreads(options.threads);
+    if (options.low_memory) made.AddConfigEntry("session.disable_prepacking", "1");
+    if (options.provider == "cuda") {
+      OrtCUDAProviderOptions cuda;
+      cuda.device_id = options.device;
+      made.AppendExecutionProvider_CUDA(cuda);
+    } else if (options.provider == "tensorrt") {
+      OrtTensorRTProviderOptions tensorrt{};
+      tensorrt.device_id = options.device;
+      made.AppendExecutionProvider_TensorRT(tensorrt);
+    } else if (options.provider != "cpu") {
+      throw Error("the provider \"" + options.provider + "\" is none of cpu, cuda, tensorrt");
+    }
+    return made;
+  }
+
+  void check_interface() {
+    const std::string artifact = (manifest().folder / kModel).string();
+    std::vector<DeclaredPort> inputs, outputs;
+    Ort::AllocatorWithDefaultOptions allocator;
+    for (std::size_t i = 0; i < session_.GetInputCount(); ++i) {
+      inputs.push_back(declared(session_.GetInputNameAllocated(i, allocator).get(), session_.GetInputTypeInfo(i)));
+    }
+    for (std::size_t i = 0; i < session_.GetOutputCount(); ++i) {
+      outputs.push_back(declared(session_.GetOutputNameAllocated(i, allocator).get(), session_.GetOutputTypeInfo(i)));
+    }
+    check_ports(manifest().inputs, inputs, "input", artifact);
+    check_ports(manifest().outputs, outputs, "output", artifact);
+  }
+
+  static DeclaredPort declared(const char* name, const Ort::TypeInfo& info) {
+    const auto tensor = info.GetTensorTypeAndShapeInfo();
+    return {name, type_name(tensor.GetElementType()), tensor.GetShape()};
+  }
+
+  std::vector<std::int64_t> cache_shape() const {
+    return {batch_size(), manifest().num_key_value_heads, max_sequence_length(), manifest().head_dim};
+  }
+
+  Ort::Value tensor(const Ort::MemoryInfo& where, void* data, std::size_t bytes, const std::vector<std::int64_t>& shape,
+                    DType dtype) const {
+    return Ort::Value::CreateTensor(where, data, bytes, shape.data(), shape.size(), element_type(dtype));
+  }
+
+  void allocate(std::int64_t batch_size) override {
+    binding_ = Ort::IoBinding(session_);
+    caches_.clear();
+    device_caches_.clear();
+    const auto bytes = static_cast<std::size_t>(cache_elements(manifest(), batch_size)) * size_of(manifest().dtype);
+    const std::size_t count = manifest().inputs.size() - kFirstCache;
+    // On a GPU the first run reads one zeroed host buffer for all and fills buffers of the device.
+    for (std::size_t i = 0; i < (on_host_ ? count : 1); ++i) caches_.emplace_back(bytes);
+    if (!on_host_) {
+      Ort::Allocator allocator(session_, device_);
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto shape = cache_shape();
+        device_caches_.push_back(
+            Ort::Value::CreateTensor(allocator, shape.data(), shape.size(), element_type(manifest().dtype)));
+      }
+    }
+    bind_caches(true);
+  }
+
+  // Past and present are one buffer, so that the graph updates it in place.
+  void bind_caches(bool fresh) {
+    for (std::size_t i = kFirstCache; i < manifest().inputs.size(); ++i) {
+      const Port& past = manifest().inputs[i];
+      const Port& present = manifest().outputs[i - kFirstCache + 1];
+      if (on_host_) {
+        const Buffer& buffer = caches_[i - kFirstCache];
+        const auto value = tensor(host_, buffer.data(), buffer.bytes(), cache_shape(), past.dtype);
+        binding_.BindInput(past.name.c_str(), value);
+        binding_.BindOutput(present.name.c_str(), value);
+      } else {
+        const Ort::Value& value = device_caches_[i - kFirstCache];
+        const Buffer& zeros = caches_[0];
+        const auto empty = tensor(host_, zeros.data(), zeros.bytes(), cache_shape(), past.dtype);
+        binding_.BindInput(past.name.c_str(), fresh ? empty : value);
+        binding_.BindOutput(present.name.c_str(), value);
+      }
+    }
+    fresh_ = fresh;
+  }
+
+  Logits run(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) override {
+    const std::int64_t length = inputs.count / batch_size();
+    const std::vector<std::int64_t> shape = {batch_size(), length};
+    bind_first_input(inputs, shape);
+    // ONNX Runtime takes inputs as mutable memory and does not write to them.
+    auto* positions = const_cast<std::int64_t*>(position_ids.data());
+    binding_.BindInput(manifest().inputs[1].name.c_str(),
+                       tensor(host_, positions, position_ids.size() * sizeof(std::int64_t), shape, DType::kInt64));
+    const std::int64_t rows = manifest().last_logits_only ? 1 : length;
+    const std::int64_t width = manifest().headless ? manifest().hidden_size : manifest().vocab_size;
+    const auto bytes = static_cast<std::size_t>(batch_size() * rows * width) * size_of(manifest().dtype);
+    output_.resize(bytes);
+    binding_.BindOutput(manifest().outputs[0].name.c_str(),
+                        tensor(host_, output_.data(), bytes, {batch_size(), rows, width}, manifest().dtype));
+    try {
+      session_.Run(Ort::RunOptions{nullptr}, binding_);
+      binding_.SynchronizeOutputs();
+    } catch (const Ort::Exception& error) {
+      throw Error("ONNX Runtime could not run " + (manifest().folder / kModel).string() + ": " + error.what());
+    }
+    if (!on_host_ && fresh_) bind_caches(false);
+    return {output_.data(), manifest().dtype, batch_size(), rows, width};
+  }
+
+  void bind_first_input(const Inputs& inputs, std::vector<std::int64_t> shape) {
+    const Port& port = manifest().inputs[0];
+    void* data = const_cast<std::int64_t*>(inputs.ids);
+    auto elements = static_cast<std::size_t>(inputs.count);
+    if (inputs.embeds != nullptr) {
+      shape.push_back(inputs.width);
+      elements *= static_cast<std::size_t>(inputs.width);
+      data = narrowed(inputs.embeds, elements);
+    }
+    binding_.BindInput(port.name.c_str(), tensor(host_, data, elements * size_of(port.dtype), shape, port.dtype));
+  }
+
+  void* narrowed(const float* values, std::size_t count) {
+    if (manifest().dtype == DType::kFloat32) return const_cast<float*>(values);
+    half_inputs_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      half_inputs_[i] =
+          manifest().dtype == DType::kFloat16 ? float_to_float16(values[i]) : float_to_bfloat16(values[i]);
+    }
+    return half_inputs_.data();
+  }
+
+  static constexpr std::size_t kFirstCache = 2;  // behind ids (or embeddings) and positions
+
+  Ort::Env environment_;
+  Ort::Session session_;
+  bool on_host_, fresh_ = true;
+  Ort::MemoryInfo device_, host_;
+  Ort::IoBinding binding_{nullptr};
+  std::vector<Buffer> caches_;
+  std::vector<Ort::Value> device_caches_;
+  std::vector<std::byte> output_;
+  std::vector<std::uint16_t> half_inputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> open_onnxruntime(Manifest manifest, const DecoderOptions& options) {
+  const std::string artifact = (manifest.folder / kModel).string();
+  try {
+    return std::make_unique<OnnxRuntimeDecoder>(std::move(manifest), options);
+  } catch (const Ort::Exception& error) {
+    throw Error("ONNX Runtime " + Ort::GetVersionString() + " does not load " + artifact + " on " + options.provider +
+                ": " + error.what());
+  }
+}
+
+}  // namespace blockexport
