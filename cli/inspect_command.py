@@ -52,14 +52,19 @@ def inspect(
 def read_config(model: str) -> ModelConfig:
     """The config of what the user calls a model, without its weights. Raises UsageError when there is none."""
     from blockexport.models.config_hf import read_hf_config
+    from blockexport.models.hub import fetch_from_hub, parse_hub_id
     from blockexport.models.presets import PRESETS
-    from blockexport.models.sources import open_checkpoint
+    from blockexport.models.sources import GGUF_SUFFIX, open_checkpoint
 
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
         return read_hf_config(path)
-    if model in PRESETS and not path.exists():
-        return PRESETS[model].config
+    if not path.exists():
+        if model in PRESETS:
+            return PRESETS[model].config
+        hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
+        if hub_id is not None:
+            return read_hf_config(fetch_from_hub(hub_id, ["config.json"])[0])
     return open_checkpoint(model).config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def parse_hub_id(model: str) -> HubId | None:
     return None if match is None else HubId(match["id"], match["revision"])
 
 
-def fetch_from_hub(hub_id: HubId) -> tuple[Path, str]:
-    """The folder with the files of `hub_id`, and the id with the exact commit, which opens the same files again.
+def fetch_from_hub(hub_id: HubId, patterns: Sequence[str] = PATTERNS) -> tuple[Path, str]:
+    """The folder with the files of `hub_id` that match, and the id with the exact commit, which opens them again.
 
     What is in the local cache is used where the Hub cannot be reached, or where HF_HUB_OFFLINE=1 forbids to try.
 
@@ -62,7 +63,7 @@ def fetch_from_hub(hub_id: HubId) -> tuple[Path, str]:
     )
 
     try:
-        folder = Path(snapshot_download(hub_id.repository, revision=hub_id.revision, allow_patterns=PATTERNS))
+        folder = Path(snapshot_download(hub_id.repository, revision=hub_id.revision, allow_patterns=list(patterns)))
     except GatedRepoError as error:  # a RepositoryNotFoundError too: it must come first
         raise UsageError(
             f"{hub_id} is gated: accept its terms on its page at the Hugging Face Hub, then log in with "

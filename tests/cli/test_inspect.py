@@ -120,6 +120,19 @@ def test_a_folder_and_a_gguf_of_one_model_give_one_description(
     assert first["parameters"]["total"] == 260_032
 
 
+def test_of_a_hub_model_only_the_config_is_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(shared_path("models/stories260K/config.json"), tmp_path)
+
+    def download(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (repository, revision, allow_patterns) == ("someone/stories", "v2", ["config.json"])
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert document(capsys, "someone/stories@v2")["parameters"]["total"] == 260_032
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

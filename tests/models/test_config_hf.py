@@ -195,6 +195,14 @@ def test_rope_per_layer_type_is_taken_when_all_say_the_same() -> None:
     assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 128))
 
 
+def test_llama3_scaling_starts_from_the_length_beside_it_or_the_model_s_own() -> None:
+    scaling = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
+    beside = config_from_hf(old_form("llama", {"rope_scaling": scaling, "original_max_position_embeddings": 64}), "x")
+    assert beside.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
+    own = config_from_hf(old_form("llama", {"rope_scaling": scaling}), "x")
+    assert own.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, DIMENSIONS["max_position_embeddings"])
+
+
 def test_old_and_new_rope_keys_may_repeat_each_other() -> None:
     keys = {"rope_theta": 5e5, "rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}
     assert config_from_hf(old_form("llama", keys), "x").rope_theta == 5e5
