@@ -18,7 +18,12 @@ from blockexport.models.step import Step
 
 
 class Attention(nn.Module):
-    """q, k, v projections, optional QK-norm, RoPE on q and k, scaled dot product, output projection."""
+    """q, k, v projections, optional QK-norm, RoPE on q and k, scaled dot product, output projection.
+
+    Each step is a method, so that `compare/` can change one of them and ask what a file with that mistake would say.
+    """
+
+    norm_class: type[RMSNorm] = RMSNorm
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -32,8 +37,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.v_proj = nn.Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.o_proj = nn.Linear(self.heads * head_dim, hidden, bias=config.o_bias)
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def project(
         self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -43,17 +48,37 @@ class Attention(nn.Module):
         The scale goes onto q here, before the cache is touched: TensorRT's parser would otherwise multiply q and the
         whole cached K by a half-precision square root of it.
         """
+        q_BNSH = self.split(self.q_proj(x_TD), self.heads, self.q_norm, position_ids_BS)
+        k_BKSH = self.split(self.k_proj(x_TD), self.key_value_heads, self.k_norm, position_ids_BS)
+        v_BKSH = self.split(self.v_proj(x_TD), self.key_value_heads, None, position_ids_BS)
+        q_BNSH = self.turn(q_BNSH, position_ids_BS, cos, sin)
+        k_BKSH = self.turn(k_BKSH, position_ids_BS, cos, sin)
+        return q_BNSH * self.query_scale, k_BKSH, v_BKSH
+
+    @property
+    def query_scale(self) -> float:
+        """1/sqrt(H): keeps the variance of a score that of one entry."""
+        return float(self.head_dim**-0.5)
+
+    def split(
+        self, x_TE: torch.Tensor, heads: int, norm: RMSNorm | None, position_ids_BS: torch.Tensor
+    ) -> torch.Tensor:
+        """A projection [T, heads * H] as [B, heads, S, H], each head normed on the way where there is a norm."""
         batch, length = position_ids_BS.shape
         # View to (B, S, heads, H) and only then transpose: a direct view to (B, heads, S, H) has the right shape
         # and mixes positions with heads.
-        q_BSNH = self.q_proj(x_TD).view(batch, length, self.heads, self.head_dim)
-        k_BSKH = self.k_proj(x_TD).view(batch, length, self.key_value_heads, self.head_dim)
-        v_BSKH = self.v_proj(x_TD).view(batch, length, self.key_value_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BSNH, k_BSKH = self.q_norm(q_BSNH), self.k_norm(k_BSKH)
-        q_BNSH = rotary_embedding(q_BSNH.transpose(1, 2), cos, sin, position_ids_BS)
-        k_BKSH = rotary_embedding(k_BSKH.transpose(1, 2), cos, sin, position_ids_BS)
-        return q_BNSH * self.head_dim**-0.5, k_BKSH, v_BSKH.transpose(1, 2)
+        x_BSNH = x_TE.view(batch, length, heads, self.head_dim)
+        return (x_BSNH if norm is None else norm(x_BSNH)).transpose(1, 2)
+
+    def turn(
+        self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """RoPE on heads [B, heads, S, H]."""
+        return rotary_embedding(x_BNSH, cos, sin, position_ids_BS)
+
+    def write(self, past_BKMH: torch.Tensor, update_BKSH: torch.Tensor, step: Step) -> torch.Tensor:
+        """The cache after the new tokens' entries went to their slots."""
+        return cache_write(past_BKMH, update_BKSH, step.write_indices_B)
 
     def attend(
         self, q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor
@@ -69,7 +94,7 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Attention output [T, D] and the two updated caches."""
         q_BNSH, k_BKSH, v_BKSH = self.project(x_TD, step.position_ids_BS, step.cos, step.sin)
-        key_BKMH = cache_write(past_key_BKMH, k_BKSH, step.write_indices_B)
-        value_BKMH = cache_write(past_value_BKMH, v_BKSH, step.write_indices_B)
+        key_BKMH = self.write(past_key_BKMH, k_BKSH, step)
+        value_BKMH = self.write(past_value_BKMH, v_BKSH, step)
         mixed = self.attend(q_BNSH, key_BKMH, value_BKMH, step.mask_B1SM)
         return self.o_proj(mixed), key_BKMH, value_BKMH

@@ -18,12 +18,16 @@ from blockexport.models.step import Step
 class Block(nn.Module):
     """`h = x + Attention(Norm(x))`, `out = h + MLP(Norm(h))`."""
 
+    norm_class: type[RMSNorm] = RMSNorm
+    attention_class: type[Attention] = Attention
+    mlp_class: type[SwiGLU] = SwiGLU
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = SwiGLU(config)
+        self.input_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = self.attention_class(config)
+        self.post_attention_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.mlp = self.mlp_class(config)
 
     def forward(
         self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
