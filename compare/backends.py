@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blockexport.models.errors import NotJudgedError
 from blockexport.models.precision import Precision
 
 
@@ -27,7 +28,7 @@ def arithmetic_of(backend: str, precision: Precision) -> Arithmetic:
         return Arithmetic(
             False,
             True,
-            "ONNX Runtime on a CPU computes fp16 matrix products, norms and attention in float32: judged are the graph, "
+            "ONNX Runtime on a CPU computes fp16 matrix products, norms, attention in float32: judged are the graph, "
             "the rounded weights and the fp16 cache, and not the rounding of fp16 arithmetic on a target that has it",
         )
     return Arithmetic(
@@ -36,3 +37,15 @@ def arithmetic_of(backend: str, precision: Precision) -> Arithmetic:
         "ONNX Runtime on a CPU has few bf16 kernels, so a bf16 graph cannot be judged with it: "
         "judge the program with --backend pt2, or run compare where a GPU is",
     )
+
+
+def require_judgeable(backend: str, precision: Precision) -> Arithmetic:
+    """The arithmetic of `backend`, where a run proves anything.
+
+    Raises:
+        NotJudgedError: it does not, with the reason and the remedy.
+    """
+    arithmetic = arithmetic_of(backend, precision)
+    if not arithmetic.can_judge:
+        raise NotJudgedError(arithmetic.note)
+    return arithmetic

@@ -44,8 +44,8 @@ CheckFunction = Callable[["CheckContext"], CheckResult]
 class Check:
     """A registered check.
 
-    `inapplicable` gives the reason why a check says nothing about an artifact, or None where it applies. `to_last_slot` says that it
-    looks at the end of the cache, so the judged sequence has to reach there.
+    `inapplicable` gives the reason why a check says nothing about an artifact, or None where it applies. `to_last_slot`
+    says that it looks at the end of the cache, so the judged sequence has to reach there.
     """
 
     name: str

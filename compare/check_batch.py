@@ -23,7 +23,9 @@ def batch(context: CheckContext) -> CheckResult:
     eager = _run(context, context.eager)
     results = []
     for i, (row, errors) in enumerate(zip(context.rows, artifact, strict=True)):
-        floor = floor_of(eager[i].select(errors.positions_P.tolist()), context.decoder.dtype)
+        positions = errors.positions_P.tolist()
+        runs = [eager[i].select(positions), context.whole_errors[1 + i].select(positions)]
+        floor = floor_of(runs, context.decoder.dtype)
         what = f"row {i} of {len(context.rows)} (prompt of {row.prompt}, {len(row.ids_S) - row.prompt} steps)"
         results.append(judge_stretch("batch", what, errors, floor, has_top1=context.has_top1))
     bad = [result for result in results if result.verdict is Verdict.FAIL]

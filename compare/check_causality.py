@@ -28,7 +28,8 @@ def causality(context: CheckContext) -> CheckResult:
     base_outputs, base_cache = _prefill(context, ids_1S)
     unit = UNCHANGED.value * torch.finfo(context.decoder.dtype).eps
     limit_outputs, limit_cache = unit * _size(base_outputs), unit * _size(base_cache)
-    figures = {"length": length, "limit": limit_outputs, "cache_limit": limit_cache, "changes": []}
+    changes: list[dict[str, float]] = []
+    figures = {"length": length, "limit": limit_outputs, "cache_limit": limit_cache, "changes": changes}
     verdict, complaints = Verdict.PASS, []
     for changed in sorted({1, length // 2, length - 1} - {0}):
         other_1S = ids_1S.clone()
@@ -38,7 +39,7 @@ def causality(context: CheckContext) -> CheckResult:
         leak = _difference(outputs[: max(changed - before, 0)], base_outputs[: max(changed - before, 0)])
         cache_leak = _difference(cache[:, :, :changed], base_cache[:, :, :changed])
         effect = _difference(outputs[-1:], base_outputs[-1:])
-        figures["changes"].append({"from": changed, "outputs": leak, "cache": cache_leak, "effect": effect})
+        changes.append({"from": changed, "outputs": leak, "cache": cache_leak, "effect": effect})
         if not (leak <= limit_outputs and cache_leak <= limit_cache):
             verdict = Verdict.FAIL
             complaints.append(

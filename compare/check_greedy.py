@@ -35,7 +35,7 @@ def greedy(context: CheckContext) -> CheckResult:
     expected_PV = context.reference.run([sequence], [positions], context.progress)[0]
     context.eager.reset(1)
     eager_PV = context.eager.prefill(sequence[None])[0, prompt - 1 :]
-    floor = floor_of(measure(eager_PV, expected_PV, positions), context.decoder.dtype)
+    floor = floor_of([measure(eager_PV, expected_PV, positions)], context.decoder.dtype)
     best = expected_PV.argmax(-1)
     margin = expected_PV.gather(1, best[:, None])[:, 0] - expected_PV.gather(1, chosen[:, None])[:, 0]
     different = chosen != best

@@ -89,9 +89,15 @@ class CheckContext:
     @cached_property
     def expected(self) -> list[torch.Tensor]:
         """Reference outputs [P, V] of the judged sequence (at `judged_positions`), then of each row (all of it)."""
-        sequences = [self.ids_S] + [row.ids_S for row in self.rows]
-        positions: list[Sequence[int]] = [self.judged_positions, *(range(len(row.ids_S)) for row in self.rows)]
-        return self.reference.run(sequences, positions, self.progress)
+        return self.reference.run(self._sequences, self._positions, self.progress)
+
+    @property
+    def _sequences(self) -> list[torch.Tensor]:
+        return [self.ids_S, *(row.ids_S for row in self.rows)]
+
+    @property
+    def _positions(self) -> list[Sequence[int]]:
+        return [self.judged_positions, *(range(len(row.ids_S)) for row in self.rows)]
 
     def inputs(self, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
         """What `decoder` takes for token ids of any shape: the ids, or a headless stack's embeddings of them."""
@@ -106,8 +112,22 @@ class CheckContext:
 
     @cached_property
     def eager_errors(self) -> Errors:
-        """Eager's own errors along the same calls: the noise floor."""
+        """Eager's own errors along the same calls: one half of the noise floor."""
         return self._walk(self.eager, "eager")
+
+    @cached_property
+    def whole_errors(self) -> list[Errors]:
+        """Eager's own errors on whole sequences without a cache, in the artifact's precision: the other half.
+
+        Of the judged sequence (at `judged_positions`), then of each row.
+        """
+        whole = Reference(self.checkpoint, self.decoder.dtype, headless=self.decoder.headless)
+        return [
+            measure(outputs, expected, positions)
+            for outputs, expected, positions in zip(
+                whole.run(self._sequences, self._positions, self.progress), self.expected, self._positions, strict=True
+            )
+        ]
 
     def observed(self, positions: Sequence[int]) -> list[int]:
         """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""
@@ -116,7 +136,8 @@ class CheckContext:
 
     def floor(self, positions: Sequence[int]) -> Floor:
         """The noise floor of the stretch `positions`."""
-        return floor_of(self.eager_errors.select(positions), self.decoder.dtype)
+        runs = [self.eager_errors.select(positions), self.whole_errors[0].select(positions)]
+        return floor_of(runs, self.decoder.dtype)
 
     def _walk(self, decoder: Decoder, label: str) -> Errors:
         """Feed the judged sequence in the plan's calls, each output measured as it comes."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from blockexport.compare.backends import Arithmetic, arithmetic_of
+from blockexport.compare.backends import Arithmetic, require_judgeable
 from blockexport.compare.check import Check, CheckResult, choose_checks
 from blockexport.compare.context import CheckContext, Row, Shapes
 from blockexport.compare.errors import measure
-from blockexport.compare.plan import Plan, make_plan
+from blockexport.compare.plan import make_plan
 from blockexport.compare.reference import Reference
 from blockexport.compare.report import Report
 from blockexport.compare.tokens import Encode, Tokens, choose_tokens
@@ -41,7 +41,7 @@ class JudgeOptions:
         checks: names of the checks to run; all that apply when empty.
         decode_steps: teacher-forced steps behind the prefill; 64, or what fits, when None.
         prefill: tokens of the prompt; 256, or what fits, when None.
-        encode: the bundle's tokenizer without special tokens, where it has one.
+        encode: the bundle's tokenizer, where it has one.
         text: what to judge on instead of the built-in passage; needs `encode`.
         token_ids: what to judge on instead of any text.
         seed: of the random ids used where there is neither.
@@ -76,9 +76,7 @@ def judge(
     """
     options = options or JudgeOptions()
     precision = _precision(decoder.dtype)
-    arithmetic = arithmetic_of(options.backend, precision)
-    if not arithmetic.can_judge:
-        raise NotJudgedError(arithmetic.note)
+    arithmetic = require_judgeable(options.backend, precision)
     checks = choose_checks(options.checks)
     plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
     to_last_slot = any(entry.to_last_slot for entry in checks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,20 @@ class Floor:
     finite: bool  # False: eager itself overflows in this precision, and nothing can be judged by it
 
 
-def floor_of(eager: Errors, dtype: torch.dtype) -> Floor:
-    """The noise floor from eager's errors in `dtype`."""
+def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
+    """The noise floor from eager's errors in `dtype`, of one or more runs over the same positions.
+
+    The runs differ in the order of their sums (one token at a time, or all at once), and the larger error counts: the
+    artifact's sums have an order of their own.
+    """
+    first = runs[0]
     epsilon, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).tiny  # `smallest` only where all logits are 0
-    rounding = ROUNDING_RMS.value * epsilon * float(eager.reference_rms_P.square().mean().sqrt())
-    usual = LUCK.value * eager.max_P.median()
-    max_P = torch.maximum(eager.max_P, usual)
-    max_P = torch.maximum(max_P, (ROUNDING_MAX.value * epsilon * eager.reference_max_P).clamp(min=smallest))
-    return Floor(max(eager.rms, rounding, smallest), max_P, bool(eager.finite_P.all()))
+    rounding = ROUNDING_RMS.value * epsilon * float(first.reference_rms_P.square().mean().sqrt())
+    max_P = (ROUNDING_MAX.value * epsilon * first.reference_max_P).clamp(min=smallest)
+    for run in runs:
+        max_P = torch.maximum(max_P, torch.maximum(run.max_P, LUCK.value * run.max_P.median()))
+    finite = all(bool(run.finite_P.all()) for run in runs)
+    return Floor(max(rounding, smallest, *(run.rms for run in runs)), max_P, finite)
 
 
 @dataclass(frozen=True)

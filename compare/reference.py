@@ -65,20 +65,21 @@ class Reference:
             For each sequence [len(positions), V] in `dtype` ([len(positions), D] when headless).
         """
         layers = self.config.num_hidden_layers
+        label = f"reference, {str(self.dtype).removeprefix('torch.')}"
         streams = self._embed(sequences)
         cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
         for i in range(layers):
-            progress("reference", i, layers + 1)
+            progress(label, i, layers + 1)
             block, window = self._block(i), self.config.window_of(i)
             streams = [self._layer(block, x_TD, window, cos, sin) for x_TD in streams]
-        progress("reference", layers, layers + 1)
+        progress(label, layers, layers + 1)
         kept = [
             x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(streams, positions, strict=True)
         ]
         weight = self._read("model.norm.weight")
         normed = [F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps) for x_TD in kept]
         outputs = normed if self.headless else self._project(normed)
-        progress("reference", layers + 1, layers + 1)
+        progress(label, layers + 1, layers + 1)
         return outputs
 
     def _convert(self, weight: torch.Tensor) -> torch.Tensor:
@@ -114,7 +115,10 @@ class Reference:
             mask = visible_slots(positions_1S[:, start:stop], torch.arange(first, stop), window)
             mixed.append(attention.attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], mask))
         h_TD = x_TD + attention.o_proj(torch.cat(mixed))
-        return h_TD + torch.cat([block.mlp(block.post_attention_layernorm(part)) for part in h_TD.split(TOKEN_BLOCK)])
+        out_TD: torch.Tensor = h_TD + torch.cat(
+            [block.mlp(block.post_attention_layernorm(part)) for part in h_TD.split(TOKEN_BLOCK)]
+        )
+        return out_TD
 
     def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tied = self.config.tie_word_embeddings

@@ -8,14 +8,16 @@
   `arithmetic` (`is_target`, `note`).
 - `tokens`: `origin`, `count`, and the stretches `prefill`, `decode`, `last`.
 - `checks`: for each `name`, `verdict`, `message` and `figures`; the figures of a check against the noise floor are
-  `rms`, `rms_floor`, `rms_ratio`, `rms_limit`, `max`, `max_floor`, `max_ratio`, `max_limit` (the ratio is the largest over
-  the positions), `worst_position`, `relative_l2`, `kl_mean` (nats), and the positions `not_finite`, `ties`, `disagreements`.
+  `rms`, `rms_floor`, `rms_ratio`, `rms_limit`, `max`, `max_floor`, `max_ratio`, `max_limit` (the ratio is the largest
+  over the positions), `worst_position`, `relative_l2`, `kl_mean` (nats), and the positions `not_finite`, `ties`,
+  `disagreements`.
 - `skipped`: `name` and `reason` of the checks that do not apply to this artifact.
 - `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
 - `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor`, `kl`.
 - `tolerances`: every factor with its `value` and `evidence`; `versions`: of the libraries that ran.
 
-Numbers are rounded to 6 significant digits; NaN and infinities, which JSON lacks, are the strings `NaN`, `Infinity`, `-Infinity`.
+Numbers are rounded to 6 significant digits; NaN and infinities, which JSON lacks, are the strings `NaN`, `Infinity`
+and `-Infinity`.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Report:
         if self.verdict is Verdict.NOT_JUDGED:
             open_ = ", ".join(of[Verdict.NOT_JUDGED]) or "no check applies"
             return f"{precision} in {backend} could not be judged: {open_}"
-        proven = f"{precision} in {backend} equals eager PyTorch within the noise of its precision, {len(self.checks)} checks"
+        count = f"{len(self.checks)} check{'s' if len(self.checks) > 1 else ''}"
+        proven = f"{precision} in {backend} equals eager PyTorch within the noise of its precision ({count})"
         return proven if self.artifact["arithmetic"]["is_target"] else f"{proven}; the arithmetic is not the target's"
 
     def to_json(self) -> dict[str, Any]:

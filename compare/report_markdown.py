@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockexport.compare.report import Report
-from blockexport.compare.report_rows import HEADINGS, number, table_rows
+from blockexport.compare.report_rows import HEADINGS, LIMITS, number, table_rows
 from blockexport.compare.tolerances import TABLE
 
 
@@ -17,16 +17,18 @@ def to_markdown(report: Report) -> str:
         "",
         f"- Backend: {artifact['backend']}; {artifact['arithmetic']['note']}.",
         f"- Arithmetic is the target's: {'yes' if artifact['arithmetic']['is_target'] else 'no'}.",
-        f"- Artifact: {artifact['model_type']}, {artifact['precision']}, cache of {artifact['max_sequence_length']} slots"
+        f"- Artifact: {artifact['model_type']}, {artifact['precision']}, {artifact['max_sequence_length']} cache slots"
         f"{', headless' if artifact['headless'] else ''}"
         f"{', logits of the last position only' if artifact['last_logits_only'] else ''}.",
-        f"- Tokens: {tokens['count']}, {tokens['origin']}; prefill {tokens['prefill']}, {tokens['decode']} decode steps.",
-        "- Reference: eager PyTorch in float64 on the source's weights, whole sequence, no cache. Floor: eager PyTorch's "
-        "own error in the artifact's precision, along the same cached calls.",
+        f"- Tokens: {tokens['count']}, {tokens['origin']}; a prefill of {tokens['prefill']}, {tokens['decode']} steps.",
+        "- Reference: eager PyTorch in float64 on the source's weights, whole sequence, no cache. Floor: eager "
+        "PyTorch's own error in the artifact's precision, along the same cached calls.",
         "",
         f"| {' | '.join(HEADINGS)} |",
         f"|{'---|' * len(HEADINGS)}",
         *(f"| {' | '.join(row.cells)} |" for row in table_rows(report)),
+        "",
+        LIMITS,
         "",
         *(f"- **{r.name}** ({r.verdict}): {r.message}." for r in report.checks),
         *(f"- {name}: does not apply; {reason}." for name, reason in report.skipped),
@@ -34,8 +36,8 @@ def to_markdown(report: Report) -> str:
     if report.weight_rounding is not None:
         lines += [
             "",
-            f"Rounding the weights to {artifact['precision']} alone costs {number(report.weight_rounding['rms'])} (rms) in a "
-            "float64 run; it is part of floor and error alike.",
+            f"Rounding the weights to {artifact['precision']} alone costs {number(report.weight_rounding['rms'])} "
+            "(rms) in a float64 run; it is part of floor and error alike.",
         ]
     lines += ["", "## Limits", "", *(f"- {name} {t.value:g}: {t.evidence}" for name, t in TABLE.items())]
     lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]

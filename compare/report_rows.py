@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockexport.compare.report import Report
+from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR
 
-HEADINGS = (
-    "check",
-    "verdict",
-    "rms",
-    "floor",
-    "ratio (limit)",
-    "largest",
-    "floor",
-    "ratio (limit)",
-    "worst at",
-    "ties",
+HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "worst at", "ties")
+
+
+LIMITS = (
+    f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions, at most "
+    f"{MAX_FACTOR.value:g} for the largest difference at each position (shown: the worst)."
 )
 
 
@@ -32,7 +28,7 @@ def table_rows(report: Report) -> list[Row]:
     rows = [Row((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
     cost = report.weight_rounding
     if cost is not None:
-        cells = ("(weight rounding)", "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
+        cells = ("(weights)", "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
         rows.append(Row(cells, ""))
     return rows
 
@@ -44,10 +40,10 @@ def _cells(figures: Any) -> tuple[str, ...]:
     return (
         number(figures["rms"]),
         number(figures["rms_floor"]),
-        f"{figures['rms_ratio']:.2f} ({figures['rms_limit']:g})",
+        f"{figures['rms_ratio']:.2f}",
         number(figures["max"]),
         number(figures["max_floor"]),
-        f"{figures['max_ratio']:.2f} ({figures['max_limit']:g})",
+        f"{figures['max_ratio']:.2f}",
         str(figures["worst_position"]),
         str(len(figures["ties"])),
     )

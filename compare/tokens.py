@@ -33,7 +33,7 @@ def choose_tokens(
 ) -> Tokens:
     """`count` token ids: of `ids`, else of `text`, else of the built-in passage, else random.
 
-    What is too short is repeated. `encode` is the tokenizer's, without special tokens; the model's BOS goes in front.
+    What is too short is repeated. `encode` is the tokenizer's, which puts the BOS in front where the model wants one.
 
     Raises:
         UsageError: an id outside the vocabulary, a text without tokenizer, or nothing to repeat.
@@ -44,9 +44,8 @@ def choose_tokens(
         raise UsageError("a text was given and there is no tokenizer to read it with: give --tokens with ids instead")
     if encode is not None:
         encoded = list(encode(PASSAGE if text is None else text))
-        start = [] if config.bos_token_id is None else [config.bos_token_id]
         origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
-        return Tokens(_repeat(start + encoded, count, config, origin), origin)
+        return Tokens(_repeat(encoded, count, config, origin), origin)
     generator = torch.Generator().manual_seed(seed)
     return Tokens(torch.randint(0, config.vocab_size, (count,), generator=generator), f"random ids, seed {seed}")
 

@@ -20,13 +20,15 @@ class Tolerance:
 
 RMS_FACTOR = Tolerance(
     1.5,
-    "Root mean square over all positions and logits of a stretch, over eager's. A dozen good fp32 artifacts in ONNX "
-    "Runtime lay between 0.91 and 1.07: averaged over thousands of logits, rounding in another order has the same size.",
+    "Root mean square over all positions and logits of a stretch, over eager's. A dozen good fp32 artifacts in "
+    "ONNX Runtime lay between 0.91 and 1.07: averaged over thousands of logits, rounding in another order has the "
+    "same size.",
 )
 MAX_FACTOR = Tolerance(
     8.0,
     "Largest difference at a single position, over eager's there. Single positions are a matter of luck: the same "
-    "artifacts reached 3.8. A defect confined to one position (a stale slot) moves logits by a thousand times the floor.",
+    "artifacts reached 3.8. A defect confined to one position (a stale slot) moves logits by a thousand times the "
+    "floor.",
 )
 TIE_FACTOR = Tolerance(
     2.0,
@@ -40,9 +42,9 @@ LUCK = Tolerance(
 )
 ROUNDING_RMS = Tolerance(
     12**-0.5,
-    "No floor is smaller than what writing the reference's logits in the artifact's type costs: rounding to nearest is "
-    "off by up to half a unit in the last place, evenly, which is 1/sqrt(12) units rms; a unit is at most epsilon times "
-    "the logit. On a tiny model eager's own error can come out below that, and even at 0.",
+    "No floor is smaller than what writing the reference's logits in the artifact's type costs: rounding to nearest "
+    "is off by up to half a unit in the last place, evenly, which is 1/sqrt(12) units rms; a unit is at most epsilon "
+    "times the logit. On a tiny model eager's own error can come out below that, and even at 0.",
 )
 ROUNDING_MAX = Tolerance(0.5, "The same for the largest difference at a position: half a unit of its largest logit.")
 UNCHANGED = Tolerance(

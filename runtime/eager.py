@@ -30,5 +30,6 @@ class EagerDecoder(Decoder):
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
+            outputs: torch.Tensor
             outputs, self._past = self.model(inputs, position_ids_BS, self._past)
         return outputs

@@ -1,95 +1,17 @@
-"""Small models with every dimension different, and ways to break a decoder on purpose."""
+"""Checkpoints and decoders that the tests of this folder share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from blockexport.models.checkpoint import Checkpoint, Source, TensorEntry
-from blockexport.models.config import ModelConfig
-from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.checkpoint import Checkpoint
 from blockexport.runtime.eager import EagerDecoder
-
-STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260K"
-
-TINY = ModelConfig(
-    "qwen3",
-    vocab_size=101,
-    hidden_size=24,
-    intermediate_size=44,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=10,
-    max_position_embeddings=96,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    qk_norm=True,
-    qkv_bias=True,
-    tie_word_embeddings=False,
-    sliding_window=9,
-    layer_types=("full_attention", "sliding_attention", "full_attention"),
-)
-
-STORIES_CONFIG = ModelConfig(
-    "llama",
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=172,
-    num_hidden_layers=5,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=8,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    tie_word_embeddings=True,
-)
-
-
-class MemoryCheckpoint(Checkpoint):
-    """Tensors that are already in memory."""
-
-    def __init__(self, config: ModelConfig, tensors: dict[str, torch.Tensor]) -> None:
-        self.config = config
-        self.source = Source("random", "tests")
-        self.tensors = tensors
-        kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-        self.entries = {k: TensorEntry(k, kinds[v.dtype], tuple(v.shape)) for k, v in tensors.items()}
-
-    def read(self, name: str) -> torch.Tensor:
-        return self.tensors[name].clone()
-
-
-def random_checkpoint(config: ModelConfig, seed: int = 0) -> MemoryCheckpoint:
-    """Weights of standard deviation 0.2, gains between 0.25 and 1.75."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    with torch.device("meta"):
-        shapes = {name: t.shape for name, t in DecoderModel(config, 8).state_dict().items()}
-    for name, shape in shapes.items():
-        if "norm" in name:
-            tensors[name] = torch.rand(shape, generator=generator) * 1.5 + 0.25
-        else:
-            tensors[name] = torch.randn(shape, generator=generator) * 0.2
-    return MemoryCheckpoint(config, tensors)
-
-
-def eager_model(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype = torch.float32,
-    kind: type[DecoderModel] = DecoderModel,
-    **options: bool,
-) -> DecoderModel:
-    """The project's eager model, or a subclass of it, on a checkpoint's weights."""
-    model = kind(checkpoint.config, checkpoint.config.max_position_embeddings, **options)
-    wanted = model.state_dict().keys()
-    model.load_state_dict({name: checkpoint.read(name).to(dtype) for name in wanted}, assign=True)
-    return model
+from tests.compare.small_models import STORIES_CONFIG, TINY, MemoryCheckpoint, eager_model, random_checkpoint
+from tests.support import shared_path
 
 
 @pytest.fixture(scope="session")
@@ -99,18 +21,14 @@ def tiny() -> MemoryCheckpoint:
 
 @pytest.fixture(scope="session")
 def stories() -> MemoryCheckpoint:
-    if not STORIES.is_dir():
-        pytest.skip("the trained model stories260K is not beside this checkout")
-    return MemoryCheckpoint(STORIES_CONFIG, load_file(STORIES / "model.safetensors"))
+    return MemoryCheckpoint(STORIES_CONFIG, load_file(shared_path("models/stories260K/model.safetensors")))
 
 
 @pytest.fixture
 def eager() -> Callable[..., EagerDecoder]:
     """`eager(checkpoint, max_sequence_length, dtype)`: a decoder with nothing wrong."""
 
-    def make(
-        checkpoint: Checkpoint, max_sequence_length: int, dtype: torch.dtype = torch.float32, **options: bool
-    ) -> EagerDecoder:
-        return EagerDecoder(eager_model(checkpoint, dtype, **options), max_sequence_length)
+    def make(checkpoint: Checkpoint, max_sequence_length: int, dtype: torch.dtype = torch.float32) -> EagerDecoder:
+        return EagerDecoder(eager_model(checkpoint, dtype), max_sequence_length)
 
     return make

@@ -17,10 +17,9 @@ from blockexport.models.decoder_model import DecoderModel
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.tensor_names import expected_tensors
 from blockexport.runtime.eager import EagerDecoder
-
-from . import broken
-from .broken import Breaker, Broken, ForgetfulModel, LeakyModel
-from .conftest import TINY, eager_model, random_checkpoint
+from tests.compare import broken
+from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
+from tests.compare.small_models import TINY, eager_model, random_checkpoint
 
 M = 64
 ALL = {"prefill", "decode", "last-slot", "causality", "batch", "greedy", "parameters"}
@@ -88,16 +87,24 @@ def test_a_wrong_mask_fails(tiny: Checkpoint, kind: type[DecoderModel], expected
     assert ("causality" in failed(report)) is (kind is LeakyModel)
 
 
-@pytest.mark.parametrize("option", ["last_logits_only", "headless"])
-def test_other_ends_of_the_stack(tiny: Checkpoint, option: str) -> None:
-    shapes = expected_tensors(tiny.config, headless=option == "headless")
+@pytest.mark.parametrize("headless", [False, True])
+def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
+    shapes = expected_tensors(tiny.config, headless=headless)
     chosen = options(tiny, weights=lambda: shapes)
-    sound = judge(EagerDecoder(eager_model(tiny, **{option: True}), M), tiny, chosen)
+    sound = judge(EagerDecoder(eager_model(tiny, headless=headless, last_logits_only=not headless), M), tiny, chosen)
     assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
-    assert [name for name, _ in sound.skipped] == (["greedy"] if option == "headless" else [])
-    leaky = judge(EagerDecoder(eager_model(tiny, kind=LeakyModel, **{option: True}), M), tiny, chosen)
+    assert [name for name, _ in sound.skipped] == (["greedy"] if headless else [])
+    leaky = judge(
+        EagerDecoder(eager_model(tiny, kind=LeakyModel, headless=headless, last_logits_only=not headless), M),
+        tiny,
+        chosen,
+    )
     assert failed(leaky) >= {"decode", "causality", "batch"}
-    late = judge(Broken(eager_model(tiny, **{option: True}), M, broken.late_slot(63)), tiny, chosen)
+    late = judge(
+        Broken(eager_model(tiny, headless=headless, last_logits_only=not headless), M, broken.late_slot(63)),
+        tiny,
+        chosen,
+    )
     assert failed(late) == {"last-slot"}
 
 

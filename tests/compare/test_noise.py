@@ -36,19 +36,19 @@ def test_figures_are_those_of_their_definitions() -> None:
 
 
 def test_noise_of_the_same_size_passes() -> None:
-    floor = floor_of(noisy(1e-5, 1), torch.float32)
+    floor = floor_of([noisy(1e-5, 1)], torch.float32)
     found = judge_errors(noisy(1e-5, 2), floor)
     assert found.passed and found.rms_ratio == pytest.approx(1, abs=0.05)
 
 
 def test_the_rms_limit_is_a_limit() -> None:
-    floor = floor_of(noisy(1e-5, 1), torch.float32)
+    floor = floor_of([noisy(1e-5, 1)], torch.float32)
     assert judge_errors(noisy(1e-5 * RMS_FACTOR.value * 0.97, 2), floor).passed
     assert not judge_errors(noisy(1e-5 * RMS_FACTOR.value * 1.03, 2), floor).passed
 
 
 def test_one_bad_logit_fails_and_is_named() -> None:
-    floor = floor_of(noisy(1e-5, 1), torch.float32)
+    floor = floor_of([noisy(1e-5, 1)], torch.float32)
     good = logits() + 1e-5 * logits(3) / 4
     for factor, passes in ((0.9, True), (1.1, False)):
         bad = good.clone()
@@ -59,7 +59,7 @@ def test_one_bad_logit_fails_and_is_named() -> None:
 
 
 def test_nan_and_infinity_fail() -> None:
-    floor = floor_of(noisy(1e-5, 1), torch.float32)
+    floor = floor_of([noisy(1e-5, 1)], torch.float32)
     for value in (torch.nan, torch.inf):
         bad = logits()
         bad[5, 3] = value
@@ -73,7 +73,7 @@ def test_top1_inside_the_floor_is_a_tie_and_outside_a_failure() -> None:
     got = want.clone()
     got[9, 41] = 30.0 + 1e-7
     errors = measure(got, want, range(P))
-    floor = floor_of(errors, torch.float32)
+    floor = floor_of([errors], torch.float32)
     wide = replace(floor, rms=1.0, max_P=torch.full((P,), 1.01e-5 / TIE_FACTOR.value))
     narrow = replace(wide, max_P=torch.full((P,), 0.99e-5 / TIE_FACTOR.value))
     assert judge_errors(errors, wide).ties == [9] and judge_errors(errors, wide).passed
@@ -86,13 +86,13 @@ def test_top1_inside_the_floor_is_a_tie_and_outside_a_failure() -> None:
 def test_logits_that_are_only_rounded_pass_an_eager_without_error(dtype: torch.dtype) -> None:
     exact = measure(logits(), logits(), range(P))
     rounded = measure(logits().to(dtype), logits(), range(P))
-    found = judge_errors(rounded, floor_of(exact, dtype))
+    found = judge_errors(rounded, floor_of([exact], dtype))
     assert found.passed and 0.4 < found.rms_ratio <= 1 and found.max_ratio <= 1
 
 
 def test_a_floor_of_zero_logits_is_no_excuse() -> None:
     zeros = torch.zeros(P, V, dtype=torch.float64)
-    floor = floor_of(measure(zeros, zeros, range(P)), torch.float32)
+    floor = floor_of([measure(zeros, zeros, range(P))], torch.float32)
     assert not judge_errors(measure(zeros + 1e-6, zeros, range(P)), floor).passed
     assert judge_errors(measure(zeros, zeros, range(P)), floor).passed
 
@@ -100,5 +100,5 @@ def test_a_floor_of_zero_logits_is_no_excuse() -> None:
 def test_a_position_where_eager_was_lucky_does_not_fail() -> None:
     eager = logits() + 1e-5 * logits(3)
     eager[11] = logits()[11]
-    floor = floor_of(measure(eager, logits(), range(P)), torch.float32)
+    floor = floor_of([measure(eager, logits(), range(P))], torch.float32)
     assert judge_errors(measure(logits() + 1e-5 * logits(4), logits(), range(P)), floor).passed

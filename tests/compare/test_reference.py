@@ -12,8 +12,7 @@ from blockexport.compare import reference
 from blockexport.compare.reference import Reference, reference_logits
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.runtime.eager import EagerDecoder
-
-from .conftest import STORIES
+from tests.support import shared_path
 
 
 def ids_of(length: int, vocab: int = 101, seed: int = 1) -> torch.Tensor:
@@ -21,7 +20,7 @@ def ids_of(length: int, vocab: int = 101, seed: int = 1) -> torch.Tensor:
 
 
 def test_stories_equals_the_golden_float64_logits(stories: Checkpoint) -> None:
-    golden = json.loads((STORIES / "golden.json").read_text())
+    golden = json.loads(shared_path("models/stories260K/golden.json").read_text())
     ids = torch.tensor([golden["ids"]])
     got = reference_logits(stories, ids, positions=[0, ids.shape[1] - 1])[0]
     want = torch.tensor([golden["logits_step0_f64"], golden["logits_last_f64"]], dtype=torch.float64)

@@ -1,0 +1,123 @@
+"""`blockexport compare`: a bundle's shipped file against eager PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from blockexport.compare.report import Report
+
+
+def compare(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder that `blockexport onnx` made.")],
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="onnxruntime|pt2|eager", help="What runs the bundle's file.")
+    ] = "onnxruntime",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="CHECKPOINT", help="Source to judge against. Default: what the manifest records."
+        ),
+    ] = None,
+    check: Annotated[
+        list[str] | None, typer.Option("--check", metavar="NAME", help="Run this check only; may be repeated.")
+    ] = None,
+    decode_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--decode-steps", metavar="N", min=1, help="Teacher-forced steps behind the prefill. Default: 64."
+        ),
+    ] = None,
+    max_sequence_length: Annotated[
+        int | None,
+        typer.Option("--max-sequence-length", "-M", metavar="M", min=1, help="Re-declare the file's cache slots."),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", exists=True, dir_okay=False, help="Judge on this text (UTF-8)."),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="ID,ID,...", help="Judge on these token ids.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="DIR", help="Write report.json and report.md into this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json instead of the table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> int:
+    """Run the file in BUNDLE, prefill and every decode step, against a float64 reference on the source's weights.
+
+    The limit is the noise floor: eager PyTorch's own error in the bundle's precision on the same tokens. Exits 0 when
+    every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source.
+
+    Example: blockexport compare smollm2 --report smollm2-parity
+    """
+    _check_options(text, tokens)
+    with console.progress_bar(quiet=quiet or as_json) as progress:
+        from blockexport.compare.backends import require_judgeable
+        from blockexport.compare.bundle import bundle_options
+        from blockexport.compare.check import choose_checks
+        from blockexport.compare.judge import judge
+        from blockexport.compare.source import open_source
+        from blockexport.export.manifest import read_manifest
+        from blockexport.runtime.open import open_decoder
+
+        checks = tuple(check or ())
+        choose_checks(checks)  # a misspelt name is said before the model is read
+        manifest = read_manifest(bundle)
+        require_judgeable(backend, manifest.precision)
+        checkpoint = open_source(manifest, model)
+        decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
+        options = bundle_options(
+            bundle,
+            backend,
+            checks=checks,
+            decode_steps=decode_steps,
+            text=None if text is None else _read(text),
+            token_ids=None if tokens is None else _ids(tokens),
+        )
+        result = judge(decoder, checkpoint, options, progress)
+    _show(result, report, as_json=as_json)
+    return result.exit_code
+
+
+def _check_options(text: Path | None, tokens: str | None) -> None:
+    from blockexport.models.errors import UsageError
+
+    if text is not None and tokens is not None:
+        raise UsageError("--text and --tokens contradict each other: judge on one of them")
+
+
+def _read(path: Path) -> str:
+    from blockexport.models.errors import UsageError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--text {path} is not UTF-8 ({error}): convert it first") from error
+
+
+def _ids(tokens: str) -> list[int]:
+    from blockexport.models.errors import UsageError
+
+    try:
+        return [int(part) for part in tokens.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--tokens {tokens!r} is not a list of numbers: write them as 1,2,3") from error
+
+
+def _show(result: Report, folder: Path | None, *, as_json: bool) -> None:
+    from blockexport.compare.report import write_report
+    from blockexport.compare.report_table import render_table
+
+    if folder is not None:
+        write_report(result, folder)
+    if as_json:
+        console.print_json(result.to_json())
+    else:
+        console.stdout_console().print(render_table(result))

@@ -1,0 +1,40 @@
+"""What a bundle's folder gives its judgement: the tokenizer, and the weights in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockexport.compare.artifact_weights import artifact_weights
+from blockexport.compare.context import Shapes
+from blockexport.compare.judge import JudgeOptions
+from blockexport.compare.tokens import Encode
+from blockexport.runtime.text import BundleTokenizer
+
+
+def bundle_options(
+    folder: Path,
+    backend: str = "onnxruntime",
+    *,
+    checks: tuple[str, ...] = (),
+    decode_steps: int | None = None,
+    text: str | None = None,
+    token_ids: Sequence[int] | None = None,
+) -> JudgeOptions:
+    """The options to judge the bundle in `folder` on `backend` with; see `JudgeOptions` for the others."""
+    weights: Shapes | None = artifact_weights(folder, backend)
+    return JudgeOptions(
+        backend=backend,
+        checks=checks,
+        decode_steps=decode_steps,
+        encode=_encoder(folder),
+        text=text,
+        token_ids=token_ids,
+        weights=None if weights is None else lambda: weights,
+    )
+
+
+def _encoder(folder: Path) -> Encode | None:
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    return BundleTokenizer(folder).encode
