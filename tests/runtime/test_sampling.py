@@ -99,6 +99,13 @@ def test_greedy_takes_the_lowest_id_of_a_tie_and_draws_nothing() -> None:
     assert Sampler(SamplingOptions(temperature=0.5, top_p=1e-9, seed=9)).sample(logits) == 1
 
 
+def test_top_p_keeps_no_more_than_it_needs_at_the_boundary() -> None:
+    """Four equal candidates have the sums 1, 2, 3, 4: half of 4 is reached by two of them exactly."""
+    logits = np.full(4, 2.5, dtype=np.float32)
+    sampler = Sampler(SamplingOptions(temperature=1.0, top_p=0.5, seed=1))
+    assert {sampler.sample(logits) for _ in range(100)} == {0, 1}
+
+
 def test_frequencies_follow_the_softmax() -> None:
     logits = np.array([0.0, 1.0, 2.0, -1.0], dtype=np.float32)
     sampler = Sampler(SamplingOptions(temperature=1.0, seed=11))
