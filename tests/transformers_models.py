@@ -1,0 +1,75 @@
+"""Small random models made and saved by transformers: every dimension different, weights wide enough to matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+POSITIONS = 512  # that the models are made for
+_SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 42,
+    "intermediate_size": 76,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 16,  # so that 1/sqrt(H) is a power of two: where it is applied then makes no rounding difference
+    "max_position_embeddings": POSITIONS,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attn_implementation": "sdpa",
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 5000.0,
+}
+_MIXED = ["sliding_attention", "full_attention"]
+
+FAMILIES: Mapping[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**_SIZES),
+    "llama-linear": lambda: transformers.LlamaConfig(
+        **_SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
+    ),
+    "llama-llama3": lambda: transformers.LlamaConfig(**_SIZES, rope_parameters=_LLAMA3),
+    "llama-biases": lambda: transformers.LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True),
+    "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=23),
+    "qwen2-mixed": lambda: transformers.Qwen2Config(
+        **_SIZES, use_sliding_window=True, sliding_window=23, layer_types=_MIXED
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**_SIZES),
+}
+"""A configuration of each family, and of each option of it that changes the mathematics."""
+
+
+def make_model(family: str, *, tied: bool = False, seed: int = 0) -> Any:
+    """A transformers model in float32: weights and biases of standard deviation 0.2, norm gains 0.25 to 1.75."""
+    config = FAMILIES[family]()
+    config.tie_word_embeddings = tied
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 1.5 + 0.25)
+        else:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def save_model(model: Any, folder: Path, *, dtype: torch.dtype = torch.float32, sharded: bool = False) -> Any:
+    """Save in `dtype`; returns the model that transformers reads back, in float32."""
+    model.to(dtype).save_pretrained(folder, max_shard_size="20KB" if sharded else "1GB")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def some_ids(length: int, rows: int = 2, seed: int = 5) -> torch.Tensor:
+    """Random token ids [rows, length]."""
+    return torch.randint(0, _SIZES["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(seed))
