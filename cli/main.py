@@ -7,7 +7,6 @@ ours; 130 interrupted. Errors are text on stderr, also with --json: stdout then 
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
 import traceback
@@ -16,6 +15,11 @@ from collections.abc import Sequence
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.compare_command import compare
+from blockexport.cli.doctor_command import doctor
+from blockexport.cli.generate_command import generate
+from blockexport.cli.inspect_command import inspect
+from blockexport.cli.onnx_command import onnx
 from blockexport.models.errors import BlockexportError
 
 EXIT_NOT_HERE = 3
@@ -66,12 +70,11 @@ def _options(
     """Options of the program itself; each command has its own."""
 
 
-for _name in ("onnx", "compare", "inspect", "generate", "doctor"):
-    try:
-        _module = importlib.import_module(f"blockexport.cli.{_name}_command")
-    except ModuleNotFoundError:
-        continue  # not written yet
-    app.command(_name)(getattr(_module, _name))
+app.command("onnx", short_help="Export a checkpoint as an ONNX bundle and prove the file.")(onnx)
+app.command("compare", short_help="Judge a bundle's file against eager PyTorch.")(compare)
+app.command("inspect", short_help="Count a model's parameters, operations and cache.")(inspect)
+app.command("generate", short_help="Answer a prompt from a bundle.")(generate)
+app.command("doctor", short_help="Say what this machine can do, and what to mend.")(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,12 +23,23 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 # Where a library may be imported, at the top of a file or inside a function. Doctor looks at what it reports on.
 HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_decoder.py"},
-    "onnx": {"export/onnx_graph.py", "runtime/onnx_decoder.py", "cli/doctor_command.py"},
-    "onnx_ir": {"export/graph_builder.py", "export/onnx_export.py", "export/onnx_graph.py", "export/translate.py"},
+    "onnx": {
+        "export/onnx_graph.py",
+        "runtime/onnx_decoder.py",
+        "compare/artifact_weights.py",
+        "cli/doctor_command.py",
+    },
+    "onnx_ir": {
+        "export/graph_builder.py",
+        "export/onnx_export.py",
+        "export/onnx_graph.py",
+        "export/translate.py",
+        "runtime/replay_graph.py",
+    },
     "gguf": {"models/gguf_checkpoint.py", "models/gguf_header.py"},
     "huggingface_hub": {"models/hub.py"},
-    "tokenizers": {"runtime/text.py", "export/gguf_tokenizer.py"},
-    "jinja2": {"runtime/text.py", "runtime/chat_template.py"},
+    "tokenizers": {"runtime/text.py", "runtime/detokenize.py"},
+    "jinja2": {"runtime/chat.py"},
     "rich": {"cli/console.py", "cli/doctor_command.py", "cli/inspect_view.py", "compare/report_table.py"},
     # Test dependencies, and libraries that only later parts may use.
     **{library: set() for library in ("onnxscript", "transformers", "onnxruntime_genai", "tensorrt", "tensorrt_rtx")},
