@@ -6,7 +6,7 @@ bundle sealed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from blockexport.models.progress import Progress
 
 DEFAULT_SLOTS = 2048
+BACKEND = "onnxruntime"
+PARITY = "parity"  # the folder of the report inside the bundle
+EXIT_NOT_JUDGED = 3
 
 
 def onnx(
@@ -44,7 +47,7 @@ def onnx(
             "-M",
             metavar="M",
             min=1,
-            help=f"Cache slots per row, prompt and answer together. Default: the model's range, at most {DEFAULT_SLOTS}.",
+            help=f"Cache slots per row, for prompt and answer. Default: the model's range, at most {DEFAULT_SLOTS}.",
         ),
     ] = None,
     headless: Annotated[
@@ -78,11 +81,26 @@ def onnx(
     options = _options(checkpoint, precision, max_sequence_length, headless, logits, force)
     with console.progress_bar(quiet=quiet or as_json) as progress, staged(output, force=force) as stage:
         manifest = _export(checkpoint, stage.folder, options, pt2, progress, quiet=quiet)
-        report = None if no_compare else _judge(checkpoint, stage.folder, manifest, progress)
-        manifest = manifest if report is None else _with_report(stage.folder, manifest, report)
-        where = _finish(stage, manifest, report)
-    _tell(where, manifest, report, as_json=as_json, quiet=quiet)
-    return 0 if report is None else report.exit_code
+        judged = None if no_compare else _judge(checkpoint, stage.folder, manifest, progress)
+        outcome = _settle(stage, manifest, judged)
+    _tell(outcome, as_json=as_json, quiet=quiet)
+    return outcome.exit_code
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Where the bundle went, and what is known of it: a report, or the reason why there is none."""
+
+    folder: Path
+    manifest: Manifest
+    report: Report | None = None
+    unjudged: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.report is not None:
+            return self.report.exit_code
+        return 0 if self.unjudged is None else EXIT_NOT_JUDGED
 
 
 def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Any:
@@ -133,3 +151,63 @@ def _export(
     # The runtimes that judge the bundle read it as a user's program would: through its manifest.
     write_manifest(folder, manifest)
     return manifest
+
+
+def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Report | str:
+    """The report on the file in `folder`, or why it cannot be judged on this machine."""
+    from blockexport.compare.backends import require_judgeable
+    from blockexport.compare.bundle import bundle_options
+    from blockexport.compare.judge import judge
+    from blockexport.models.errors import NotJudgedError
+    from blockexport.runtime.open import open_decoder
+
+    try:
+        require_judgeable(BACKEND, manifest.precision)
+        return judge(open_decoder(folder, BACKEND), checkpoint, bundle_options(folder, BACKEND), progress)
+    except NotJudgedError as error:
+        return str(error)
+
+
+def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _Outcome:
+    """Seal the bundle, or put it aside where it was judged and found bad."""
+    from blockexport.compare.check import Verdict
+    from blockexport.compare.report import write_report
+    from blockexport.export.bundle import file_entries
+    from blockexport.export.manifest import ONNX_FILE
+
+    if judged is None or isinstance(judged, str):
+        stage.seal(manifest)
+        return _Outcome(stage.target, manifest, unjudged=judged)
+    names = [f"{PARITY}/{name}" for name in write_report(judged, stage.folder / PARITY)]
+    made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
+    manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
+    if judged.verdict is Verdict.FAIL:
+        return _Outcome(stage.reject(manifest), manifest, judged)
+    stage.seal(manifest)
+    return _Outcome(stage.target, manifest, judged)
+
+
+def _tell(outcome: _Outcome, *, as_json: bool, quiet: bool) -> None:
+    from blockexport.compare.check import Verdict
+    from blockexport.compare.report_table import render_table
+
+    report = outcome.report
+    if as_json:
+        console.print_json(
+            {
+                "bundle": str(outcome.folder),
+                "manifest": outcome.manifest.to_json(),
+                "report": None if report is None else report.to_json(),
+                "not_judged": outcome.unjudged,
+            }
+        )
+        return
+    if report is not None:
+        console.stdout_console().print(render_table(report))
+    if report is not None and report.verdict is Verdict.FAIL:
+        console.say(f"the bundle is bad and was not sealed; it is kept for inspection in {outcome.folder}")
+        return
+    size = sum(entry.bytes for entry in outcome.manifest.files.values())
+    console.say(f"wrote {outcome.folder}: {len(outcome.manifest.files)} files, {size / 1e6:.1f} MB", quiet=quiet)
+    if outcome.unjudged is not None:
+        console.say(f"not judged: {outcome.unjudged}")
