@@ -102,8 +102,9 @@ def test_counts_and_times() -> None:
 
 def test_a_used_decoder_starts_afresh() -> None:
     decoder = _decoder()
-    first = list(generate(decoder, [1], GREEDY, (), 9))
-    assert list(generate(decoder, [1], GREEDY, (), 9)) == first
+    first = list(generate(decoder, [407, 261], GREEDY, (), 9))
+    assert list(generate(decoder, [407, 261], GREEDY, (), 9)) == first
+    assert int(decoder.lengths_B[0]) == 2 + 8
 
 
 def test_wrong_prompts_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

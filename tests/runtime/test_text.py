@@ -185,7 +185,9 @@ def test_smollm2_chat_equals_transformers(smollm2: Path) -> None:
     assert ids.count(1) == 5  # the default system message, three turns, the opening
 
 
-def test_a_template_that_writes_bos_gets_no_second_one(stories: Path) -> None:
+def test_bos_in_a_chat_is_the_templates_business(stories: Path) -> None:
+    _edit(stories / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
+    assert BundleTokenizer(stories).encode_chat([{"role": "user", "content": "hi"}]).count(1) == 0
     _edit(stories / "tokenizer_config.json", chat_template="{{ bos_token }}{{ messages[0].content }}")
     assert BundleTokenizer(stories).encode_chat([{"role": "user", "content": "hi"}]).count(1) == 1
 
