@@ -148,8 +148,9 @@ def half_split_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Before the config is read: the later parts of a split model have no more metadata than this."""
     parts = metadata.get("split.count", 1)
-    if parts > 1:
+    if isinstance(parts, int) and parts > 1:
         raise UsageError(
             f"{path} is one of {parts} parts of a split model: join them first, "
             "with llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`"

@@ -155,8 +155,6 @@ class _Cursor:
         element_type, count = self.number("<I"), self.number("<Q")
         if element_type not in _SCALARS and element_type != _STRING:
             raise _Damaged(f"an array of type {element_type} stands at byte {self.offset}")
-        if count > self.size:
-            raise _Damaged(f"an array of {count} values stands at byte {self.offset}")
         return element_type, count
 
     def value(self, value_type: int) -> Any:
@@ -185,9 +183,9 @@ class _Cursor:
         data, offset, last, unpack = self.data, self.offset, self.size - 8, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if offset > last:
-                break
+                raise _Damaged(f"it ends at byte {self.size}, in the middle of its header")
             offset += 8 + unpack(data, offset)[0]
-        self.advance(offset - self.offset if offset <= self.size else self.size + 1)
+        self.advance(offset - self.offset)
 
     def tensor(self) -> GgufTensor:
         name, dimensions = self.string(), self.number("<I")

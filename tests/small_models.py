@@ -80,6 +80,25 @@ def write_folder(folder: Path, config: ModelConfig, weights: Mapping[str, torch.
     return folder
 
 
+def write_odd_folder(folder: Path) -> tuple[ModelConfig, Weights]:
+    """A checkpoint whose float32 tensors lie off the grid of four bytes, behind a float16 vector of odd length."""
+    config = small_config(num_hidden_layers=1, hidden_size=15, head_dim=4)
+    weights = small_weights(config)
+    weights["model.norm.weight"] = weights["model.norm.weight"].half()
+    write_folder(folder, config, weights)
+    header: dict[str, object] = {}
+    data = b""
+    for name in ["model.norm.weight", *sorted(weights.keys() - {"model.norm.weight"})]:
+        raw = weights[name].numpy().tobytes()
+        kind = "F16" if name == "model.norm.weight" else "F32"
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": kind, "shape": list(weights[name].shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode().ljust(4096)
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return config, weights
+
+
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",

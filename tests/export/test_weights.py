@@ -25,7 +25,7 @@ from blockexport.models.random_checkpoint import RandomCheckpoint
 from blockexport.models.safetensors_header import read_header
 from blockexport.models.sources import open_checkpoint
 from blockexport.models.tensor_names import expected_tensors
-from tests.small_models import Weights, small_config, small_weights, write_folder, write_gguf
+from tests.small_models import Weights, small_config, small_weights, write_folder, write_gguf, write_odd_folder
 
 FP32, FP16, BF16 = Precision.FP32, Precision.FP16, Precision.BF16
 PAGE = 4096
@@ -130,6 +130,15 @@ def test_a_mixed_checkpoint_is_converted(tmp_path: Path, out: Path) -> None:
     written = write_weights(saved(tmp_path, weights), out, FP32, list(weights))
     check_written(out, written, {name: tensor.float() for name, tensor in weights.items()})
     assert written.report.source_types == ("F16", "F32")
+
+
+def test_tensors_off_their_grid_are_not_cloned(tmp_path: Path, out: Path) -> None:
+    """Other runtimes map the file and want each tensor at a multiple of its element."""
+    _, weights = write_odd_folder(tmp_path / "model")
+    names = [name for name in weights if name != "model.norm.weight"]  # all of the target's type
+    written = write_weights(open_checkpoint(str(tmp_path / "model")), out, FP32, names)
+    check_written(out, written, {name: weights[name] for name in names})
+    assert all(tensor.offset % 4 == 0 for tensor in written.tensors.values())
 
 
 def test_gguf_and_random_weights_are_written_out(tmp_path: Path, out: Path) -> None:

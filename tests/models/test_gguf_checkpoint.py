@@ -207,6 +207,14 @@ def test_a_split_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "model.gguf", "3 parts", "llama-gguf-split --merge")
 
 
+def test_a_later_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+    """Only the first part holds the model's metadata."""
+    key = b"split.count"
+    body = struct.pack("<Q", len(key)) + key + struct.pack("<IH", 2, 3)
+    (tmp_path / "model-00002-of-00003.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + body)
+    refused(tmp_path / "model-00002-of-00003.gguf", "3 parts", "llama-gguf-split --merge")
+
+
 def test_what_is_not_gguf(tmp_path: Path, file: Path) -> None:
     good = file.read_bytes()
     path = tmp_path / "x.gguf"
@@ -220,6 +228,48 @@ def test_what_is_not_gguf(tmp_path: Path, file: Path) -> None:
     ]:
         path.write_bytes(content)
         refused(path, str(path), fragment)
+
+
+def _edited_table(file: Path, edit: Callable[[bytearray, int], None]) -> bytes:
+    """The file with the description of `blk.0.attn_norm.weight` edited; the position is that of its name."""
+    data = bytearray(file.read_bytes())
+    edit(data, data.index(b"blk.0.attn_norm.weight"))
+    return bytes(data)
+
+
+def test_tables_that_lie(tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "x.gguf"
+    after_name = len(b"blk.0.attn_norm.weight")
+
+    def rename(data: bytearray, at: int) -> None:
+        data[at : at + after_name] = b"blk.1.attn_norm.weight"
+
+    def to_the_front(data: bytearray, at: int) -> None:
+        data[at + after_name + 16 : at + after_name + 24] = bytes(8)
+
+    def no_dimension(data: bytearray, at: int) -> None:
+        data[at + after_name : at + after_name + 4] = bytes(4)
+
+    def unknown_type(data: bytearray, at: int) -> None:
+        data[at + after_name + 12 : at + after_name + 16] = b"\xfe\0\0\0"
+
+    for edit, fragment in [
+        (rename, "holds blk.1.attn_norm.weight twice"),
+        (to_the_front, "overlaps"),
+        (no_dimension, "blk.0.attn_norm.weight has 0 dimensions"),
+        (unknown_type, "blk.0.attn_norm.weight has the type 254"),
+    ]:
+        path.write_bytes(_edited_table(file, edit))
+        refused(path, "damaged", fragment)
+
+
+def test_a_vocabulary_cut_between_two_words(tmp_path: Path) -> None:
+    """The file ends within eight bytes of a word's end, so that the next word's length does not fit."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 8, 2)
+    path = tmp_path / "x.gguf"
+    for rest in (b"", b"\0" * 3):
+        path.write_bytes(head + struct.pack("<Q", 4) + b"word" + rest)
+        refused(path, "truncated", "in the middle of its header")
 
 
 def test_truncation_at_any_place(tmp_path: Path, file: Path) -> None:
