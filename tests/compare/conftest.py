@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.runtime.eager import EagerDecoder
-from tests.compare.small_models import STORIES_CONFIG, TINY, MemoryCheckpoint, eager_model, random_checkpoint
+from tests.compare.memory_checkpoint import STORIES_CONFIG, TINY, MemoryCheckpoint, eager_model, random_checkpoint
 from tests.support import shared_path
 
 

@@ -19,7 +19,7 @@ from blockexport.models.tensor_names import expected_tensors
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare import broken
 from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
-from tests.compare.small_models import TINY, eager_model, random_checkpoint
+from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
 
 M = 64
 ALL = {"prefill", "decode", "last-slot", "causality", "batch", "greedy", "parameters"}

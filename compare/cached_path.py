@@ -1,0 +1,152 @@
+"""The eager cached path, run layer by layer instead of call by call, so that one layer's weights are in memory.
+
+A layer's outputs on every call depend on nothing but the outputs of the layer before and its own cache, so all calls of
+a teacher-forced decode can go through layer 0, then layer 1. Many variants of the model (one defect each) share a pass
+over the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.defect import NOTHING_WRONG, Defect, LayerBlock
+from blockexport.models.cache import visible_slots
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.progress import Progress, silent
+from blockexport.models.rope import rope_table, rope_table_rows
+from blockexport.models.step import Step
+from blockexport.models.tensor_names import EMBEDDING, FINAL_NORM
+
+VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
+
+
+@dataclass(frozen=True)
+class Case:
+    """A defect, in which layers (None: all), and from which position on (in calls that start there or later)."""
+
+    defect: Defect = NOTHING_WRONG
+    layers: frozenset[int] | None = None
+    first_position: int = 0
+
+    def acts(self, layer: int, call: range) -> bool:
+        """Whether the defect is there in a layer during a call."""
+        return call.start >= self.first_position and (self.layers is None or layer in self.layers)
+
+    @property
+    def scope(self) -> str:
+        """Where and when, for people; empty when everywhere and always."""
+        parts = []
+        if self.layers is not None:
+            names = ", ".join(str(layer) for layer in sorted(self.layers))
+            parts.append(f"only in layer{'s' if len(self.layers) > 1 else ''} {names}")
+        if self.first_position:
+            parts.append(f"from position {self.first_position} on")
+        return ", ".join(parts)
+
+
+def make_block(
+    checkpoint: Checkpoint, layer: int, dtype: torch.dtype, kind: type[LayerBlock] = LayerBlock, weights_of: int = -1
+) -> LayerBlock:
+    """A layer of `kind` with its weights in `dtype`, or with those of another layer."""
+    with torch.device("meta"):
+        block = kind(checkpoint.config, layer)
+    prefix = f"model.layers.{layer if weights_of < 0 else weights_of}."
+    weights = {name: checkpoint.read(prefix + name).to(dtype) for name in block.state_dict()}
+    block.load_state_dict(weights, assign=True)
+    return block.requires_grad_(False).eval()
+
+
+def defective(block: LayerBlock, layer: int, defect: Defect) -> LayerBlock:
+    """A block with the defect in it, on the weights of `block`, which stays as it is."""
+    if not defect.in_blocks:
+        return block
+    with torch.device("meta"):
+        made = defect.block(block.config, layer)
+    made.load_state_dict(block.state_dict(), assign=True)
+    made.requires_grad_(False).eval()
+    defect.edit(made)
+    return made
+
+
+class CachedPath:
+    """One row of tokens through prefill and decode.
+
+    Args:
+        checkpoint: the weights.
+        dtype: of weights, activations and cache.
+        ids_S: int64, the tokens.
+        calls: the positions of each call in turn, as `Plan.calls` gives them.
+        max_sequence_length: M.
+        headless: give hidden states after the final norm instead of logits.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        ids_S: torch.Tensor,
+        calls: Sequence[range],
+        max_sequence_length: int,
+        *,
+        headless: bool = False,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.dtype = dtype
+        self.ids_S = ids_S
+        self.calls = list(calls)
+        self.slots = max_sequence_length
+        self.headless = headless
+        self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
+
+    @torch.no_grad()
+    def run(self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent) -> list[torch.Tensor]:
+        """Outputs [len(positions), V] of each case in turn ([.., D] when headless)."""
+        layers = self.config.num_hidden_layers
+        embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        streams = [embedded for _ in cases]
+        for layer in range(layers):
+            progress("trying defects", layer, layers)
+            block = make_block(self.checkpoint, layer, self.dtype)
+            streams = [self._layer(block, layer, case, x_TD) for case, x_TD in zip(cases, streams, strict=True)]
+        progress("trying defects", layers, layers)
+        kept = torch.tensor(list(positions), dtype=torch.int64)
+        weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
+        normed = [case.defect.norm(x_TD[kept], weight, eps) for case, x_TD in zip(cases, streams, strict=True)]
+        return normed if self.headless else self._project(cases, normed)
+
+    def _layer(self, block: LayerBlock, layer: int, case: Case, x_TD: torch.Tensor) -> torch.Tensor:
+        other = case.defect.weights_of(layer)
+        if other != layer and case.acts(layer, self.calls[-1]):
+            block = make_block(self.checkpoint, layer, self.dtype, weights_of=other)
+        wrong = defective(block, layer, case.defect)
+        shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)
+        key, value = torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
+        outputs = []
+        for call in self.calls:
+            chosen = wrong if case.acts(layer, call) else block
+            step = self.step(call, block.window)
+            out_TD, key, value = chosen(x_TD[call.start : call.stop], step, key, value)
+            outputs.append(out_TD)
+        return torch.cat(outputs)
+
+    def step(self, call: range, window: int | None) -> Step:
+        """What the layers of a window share in a call."""
+        position_ids = torch.arange(call.start, call.stop)[None]
+        mask = visible_slots(position_ids, torch.arange(self.slots), window)
+        return Step(position_ids, position_ids[:, 0], mask, self._cos, self._sin)
+
+    def _project(self, cases: Sequence[Case], normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        logits = [torch.empty(x_PD.shape[0], self.config.vocab_size, dtype=self.dtype) for x_PD in normed]
+        heads = [case.defect.output(self.config) for case in cases]
+        for name in sorted(set(heads)):
+            head_VD = self.checkpoint.read(name)
+            for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
+                rows = head_VD[start : start + VOCAB_BLOCK].to(self.dtype)
+                for x_PD, out, head in zip(normed, logits, heads, strict=True):
+                    if head == name:
+                        out[:, start : start + VOCAB_BLOCK] = x_PD @ rows.T
+        return logits

@@ -1,0 +1,164 @@
+"""Defects of norms, MLP and residual stream, and of what comes before and after the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockexport.compare.defect import Defect, LayerBlock, final_norm
+from blockexport.models.attention import Attention
+from blockexport.models.block import Block
+from blockexport.models.config import ModelConfig
+from blockexport.models.mlp import SwiGLU
+from blockexport.models.norm import RMSNorm
+from blockexport.models.step import Step
+from blockexport.models.tensor_names import EMBEDDING
+
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
+"""Values of rms_norm_eps in use."""
+
+
+def norm_defects(config: ModelConfig) -> list[Defect]:
+    """Wrong statistics, epsilon or gain, in every norm."""
+    found = [
+        Defect("norm_half", "norm statistics are taken in half precision", _HalfNormBlock, norm=half_norm),
+        Defect("gain_plus_one", "norms multiply by 1 + w where w belongs", edit=_gain_plus_one, norm=_plus_one_norm),
+        Defect("final_norm_dropped", "the final norm is dropped", norm=lambda x, weight, eps: x),
+    ]
+    for eps in EPSILONS:
+        if eps != config.rms_norm_eps:
+            cause = f"wrong epsilon: norms add {eps:g} and should add {config.rms_norm_eps:g}"
+            found.append(Defect(f"eps_{eps:g}", cause, edit=_epsilon(eps), norm=_epsilon_norm(eps)))
+    return found
+
+
+def half_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm whose mean of squares is taken in float16."""
+    half = x.half()
+    mean = (half * half).float().mean(-1, keepdim=True).half()
+    return x / (mean.to(x.dtype) + eps).sqrt() * weight
+
+
+class _HalfNorm(RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return half_norm(x, self.weight, self.eps)
+
+
+class _HalfNormAttention(Attention):
+    norm_class = _HalfNorm
+
+
+class _HalfNormBlock(LayerBlock):
+    norm_class = _HalfNorm
+    attention_class = _HalfNormAttention
+
+
+def _norms(block: Block) -> list[RMSNorm]:
+    return [module for module in block.modules() if isinstance(module, RMSNorm)]
+
+
+def _gain_plus_one(block: Block) -> None:
+    for norm in _norms(block):
+        norm.weight = nn.Parameter(norm.weight + 1, requires_grad=False)
+
+
+def _plus_one_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return final_norm(x, weight + 1, eps)
+
+
+def _epsilon(eps: float) -> Callable[[Block], None]:
+    def edit(block: Block) -> None:
+        for norm in _norms(block):
+            norm.eps = eps
+
+    return edit
+
+
+def _epsilon_norm(eps: float) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    return lambda x, weight, _: final_norm(x, weight, eps)
+
+
+def mlp_defects() -> list[Defect]:
+    """Another activation, or the two halves swapped."""
+    tanh = "GELU (by tanh) stands for SiLU in the MLP"
+    return [
+        Defect("gelu", "GELU stands for SiLU in the MLP", _activated(F.gelu)),
+        Defect("gelu_tanh", tanh, _activated(lambda x: F.gelu(x, approximate="tanh"))),
+        Defect("gate_up_swapped", "gate_proj and up_proj are swapped", edit=_swap_gate_up),
+    ]
+
+
+def _activated(act: Callable[[torch.Tensor], torch.Tensor]) -> type[LayerBlock]:
+    class WrongMLP(SwiGLU):
+        def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+            out_TD: torch.Tensor = self.down_proj(act(self.gate_proj(x_TD)) * self.up_proj(x_TD))
+            return out_TD
+
+    class WrongActivation(LayerBlock):
+        mlp_class = WrongMLP
+
+    return WrongActivation
+
+
+def _swap_gate_up(block: Block) -> None:
+    block.mlp.gate_proj, block.mlp.up_proj = block.mlp.up_proj, block.mlp.gate_proj
+
+
+def residual_defects() -> list[Defect]:
+    """A branch that replaces the stream instead of adding to it."""
+    return [
+        Defect("attention_residual_dropped", "the residual around attention is dropped", _NoAttentionResidual),
+        Defect("mlp_residual_dropped", "the residual around the MLP is dropped", _NoMLPResidual),
+    ]
+
+
+class _NoAttentionResidual(LayerBlock):
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        h_TD, key, value = self.self_attn(self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH)
+        return h_TD + self.mlp(self.post_attention_layernorm(h_TD)), key, value
+
+
+class _NoMLPResidual(LayerBlock):
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        mixed, key, value = self.self_attn(self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH)
+        return self.mlp(self.post_attention_layernorm(x_TD + mixed)), key, value
+
+
+def head_defects(config: ModelConfig) -> list[Defect]:
+    """The head reading another matrix than its own; a tied head has no other."""
+    if config.tie_word_embeddings:
+        return []
+    cause = "the head is tied to the embedding, and the checkpoint has a matrix of its own for it (lm_head)"
+    return [Defect("head_tied", cause, output=lambda config: EMBEDDING)]
+
+
+def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -> list[Defect]:
+    """Layers that compute with other layers' weights: each swap of two neighbours, all reversed, each neighbour used
+    twice; or only the `mapping` that was found by looking inside (layer i uses the weights of layer mapping[i])."""
+    layers = config.num_hidden_layers
+    if mapping is not None:
+        return [_ordered(mapping)]
+    own = list(range(layers))
+    mappings: list[list[int]] = [own[::-1]] if layers > 2 else []
+    for i in range(layers - 1):
+        mappings.append([*own[:i], i + 1, i, *own[i + 2 :]])
+        mappings.append([*own[:i], i, i, *own[i + 2 :]])
+        mappings.append([*own[:i], i + 1, i + 1, *own[i + 2 :]])
+    return [_ordered(tuple(order)) for order in mappings]
+
+
+def _ordered(mapping: tuple[int, ...]) -> Defect:
+    wrong = [f"{i} uses those of {j}" for i, j in enumerate(mapping) if i != j]
+    told = ", ".join(wrong[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+    if len(set(mapping)) == len(mapping):
+        name, cause = "layers_permuted", f"layers are in the wrong order: layer {told}"
+    else:
+        name, cause = "layer_duplicated", f"one layer's weights are used twice: layer {told}"
+    return Defect(name, cause, weights_of=lambda layer: mapping[layer])
