@@ -157,6 +157,11 @@ def test_shard_with_a_tensor_that_the_index_omits(sharded: Path) -> None:
     refused(sharded, "model.norm.weight", "does not place there")
 
 
+def test_index_with_a_tensor_that_no_shard_holds(sharded: Path) -> None:
+    edit_index(sharded, lambda m: m.update({"ghost": m["model.norm.weight"]}))
+    refused(sharded, "should hold ghost", "lacks it")
+
+
 @pytest.mark.parametrize(
     "escape", ["../model/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", 7, None]
 )
