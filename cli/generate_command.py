@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from blockexport.runtime.detokenize import StreamDecoder
     from blockexport.runtime.generate import Generation
     from blockexport.runtime.sampling import SamplingOptions
-    from blockexport.runtime.text import BundleTokenizer
 
 
 def generate(
@@ -45,7 +44,7 @@ def generate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The text only: no notes, no speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Answer PROMPT, printing the text as it comes; notes and the speed go to stderr.
+    """Answer PROMPT, or go on from it, printing the text as it comes; notes and the speed go to stderr.
 
     The prompt goes through the model's chat template when it has one. Sampling defaults come from the bundle's
     generation_config.json, where anything but "do_sample": true means greedy; giving --temperature, --top-k or --top-p
@@ -64,14 +63,16 @@ def generate(
         console.say(f"note: generation_config.json says {setting}, which is not applied", quiet=quiet)
     as_chat = tokenizer.chat_template is not None and not raw
     prompt_ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if as_chat else tokenizer.encode(text)
+    # A raw prompt is gone on from, spaces included; an answer stands by itself.
+    after = [] if as_chat else prompt_ids
     decoder = open_decoder(bundle, backend, model=model)
     generation = start(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
     if as_json:
         token_ids = list(generation)
-        answer = {"prompt_ids": prompt_ids, "token_ids": token_ids, "text": tokenizer.decode(token_ids)}
+        answer = {"prompt_ids": prompt_ids, "token_ids": token_ids, "text": tokenizer.decode(token_ids, after)}
         console.print_json({**answer, **_summary(generation, options, backend)})
     else:
-        _print_stream(generation, tokenizer)
+        _print_stream(generation, tokenizer.stream(after))
         console.say(_speed(generation), quiet=quiet)
 
 
@@ -88,10 +89,10 @@ def _read_prompt(prompt: str) -> str:
     return prompt
 
 
-def _print_stream(generation: Generation, tokenizer: BundleTokenizer) -> None:
+def _print_stream(generation: Generation, stream: StreamDecoder) -> None:
     """Write the text to stdout as it comes, and end the line."""
     last = "\n"
-    for piece in _pieces(generation, tokenizer.stream()):
+    for piece in _pieces(generation, stream):
         if piece:
             last = piece
             sys.stdout.write(piece)

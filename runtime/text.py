@@ -102,13 +102,20 @@ class BundleTokenizer:
             raise UsageError("the bundle has no chat template: use --raw to send the prompt as it is")
         return self.encode(render_chat(self.chat_template, messages, self.special_tokens), add_special_tokens=False)
 
-    def stream(self) -> StreamDecoder:
-        """A new streaming decoder."""
-        return StreamDecoder(self._bytes)
+    def stream(self, after: Iterable[int] = ()) -> StreamDecoder:
+        """A streaming decoder for what follows the ids `after`, whose own text it does not give.
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, special tokens left out."""
-        stream = self.stream()
+        A text on its own loses the space that SentencePiece puts in front of it; one that goes on from a prompt keeps
+        it.
+        """
+        stream = StreamDecoder(self._bytes)
+        for token_id in after:
+            stream.push(token_id)
+        return stream
+
+    def decode(self, ids: Iterable[int], after: Iterable[int] = ()) -> str:
+        """The text of `ids` behind `after`, special tokens left out."""
+        stream = self.stream(after)
         return "".join([stream.push(token_id) for token_id in ids]) + stream.flush()
 
     def sampling_options(

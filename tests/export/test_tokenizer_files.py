@@ -55,7 +55,7 @@ def test_a_folders_files_are_copied_byte_for_byte(checkpoint: Path, bundle: Path
     assert (names, notes) == (wanted, [])
     for name in wanted:
         assert (bundle / name).read_bytes() == (checkpoint / name).read_bytes()
-    (bundle / "tokenizer.json").write_text("a bundle's files can be replaced", encoding="utf-8")
+    assert (bundle / "tokenizer.json").stat().st_mode & 0o200  # the source's permissions stay with the source
 
 
 def test_generation_config_is_made_from_the_config(checkpoint: Path, bundle: Path) -> None:
@@ -134,11 +134,13 @@ def test_sentencepiece_that_cannot_be_converted_is_noted(
 
 def test_sentencepiece_defaults_and_negative_ids(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
-    path.write_bytes(_sentencepiece())
+    trainer = bytes([3 << 3, 2]) + b"\xc8\x02\xac\x02" + b"\xd8\x02" + b"\xff" * 9 + b"\x01"  # bos 300, pad -1
+    path.write_bytes(_sentencepiece() + _field(2, trainer))
     metadata = read_sentencepiece(path)
     assert metadata["tokenizer.ggml.tokens"] == ["▁a"]
     assert metadata["tokenizer.ggml.scores"] == [0.0]
     assert metadata["tokenizer.ggml.token_type"] == [1]
     assert metadata["tokenizer.ggml.add_space_prefix"] is True
-    assert metadata["tokenizer.ggml.bos_token_id"] == 1
+    assert metadata["tokenizer.ggml.bos_token_id"] == 300
+    assert metadata["tokenizer.ggml.eos_token_id"] == 2
     assert "tokenizer.ggml.padding_token_id" not in metadata  # -1 means none

@@ -86,6 +86,16 @@ def test_the_space_in_front_goes_once_and_only_at_the_start(stories: Path) -> No
     assert tokenizer.decode(tokenizer.encode("  a", add_special_tokens=False)) == "  a"
 
 
+def test_a_continuation_keeps_its_first_space(stories: Path) -> None:
+    tokenizer = BundleTokenizer(stories)
+    prompt, whole = tokenizer.encode("Once"), tokenizer.encode("Once upon")
+    assert whole[: len(prompt)] == prompt
+    assert tokenizer.decode(whole[len(prompt) :]) == "upon"
+    assert tokenizer.decode(whole[len(prompt) :], after=prompt) == " upon"
+    # Behind BOS alone there is no text yet.
+    assert tokenizer.decode(prompt[1:], after=prompt[:1]) == "Once"
+
+
 def test_unknown_decoders_are_refused_by_name(stories: Path) -> None:
     _edit(stories / "tokenizer.json", decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})
     with pytest.raises(UsageError, match="WordPiece"):

@@ -1,0 +1,163 @@
+"""`blockexport generate` on a bundle of stories260K."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockexport.cli.main import main
+from tests.support import shared_path
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, folder = shared_path("models/stories260K"), tmp_path_factory.mktemp("generate") / "ein Bündel"
+    arguments = [
+        "onnx",
+        str(source),
+        "-o",
+        str(folder),
+        "--max-sequence-length",
+        "64",
+        "--pt2",
+        "--no-compare",
+        "--quiet",
+    ]
+    assert main(arguments) == 0
+    return folder
+
+
+@pytest.fixture
+def bundle(exported: Path, tmp_path: Path) -> Path:
+    """A copy whose text files may be edited."""
+    return shutil.copytree(exported, tmp_path / "bundle")
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["generate", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    code, out, _ = _run(capsys, *arguments, "--json")
+    assert code == 0
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_text_goes_to_stdout_and_the_speed_to_stderr(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = _run(capsys, exported, PROMPT, "-n", "12")
+    assert code == 0
+    golden = json.loads((shared_path("models/stories260K") / "golden.json").read_text("utf-8"))
+    assert golden["text"].strip().startswith(PROMPT + out.rstrip("\n"))
+    assert len(out) > 20
+    assert "[12 tokens at " in err
+    assert "ended by: length]" in err
+    assert _run(capsys, exported, PROMPT, "-n", "12", "--quiet") == (0, out, "")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "eager"])
+def test_backends_agree(backend: str, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _json(capsys, exported, PROMPT, "--backend", backend)
+    golden = json.loads((shared_path("models/stories260K") / "golden.json").read_text("utf-8"))
+    prompt_ids = answer["prompt_ids"]
+    assert prompt_ids + answer["token_ids"] == golden["ids"][:65]
+    assert golden["text"].strip().startswith(PROMPT + answer["text"])
+    assert (answer["backend"], answer["finish_reason"]) == (backend, "cache full")
+
+
+def test_the_text_comes_piece_by_piece(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces: list[str] = []
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "write", pieces.append)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["generate", str(exported), PROMPT, "-n", "12"]) == 0
+    assert len(pieces) > 8
+    assert pieces[-1].endswith("\n")
+
+
+def test_seeds_repeat_and_differ(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--temperature", "1.2", "--top-k", "50", "--top-p", "0.95", "-n", "30")
+    first = _json(capsys, exported, PROMPT, *options, "--seed", "5")
+    assert first["sampling"] == {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "seed": 5}
+    assert _json(capsys, exported, PROMPT, *options, "--seed", "5")["token_ids"] == first["token_ids"]
+    assert _json(capsys, exported, PROMPT, *options, "--seed", "6")["token_ids"] != first["token_ids"]
+    greedy = _json(capsys, exported, PROMPT, *options, "--temperature", "0")
+    assert greedy["token_ids"] == _json(capsys, exported, PROMPT, "-n", "30")["token_ids"]
+
+
+def test_the_prompt_may_come_from_stdin(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = _json(capsys, exported, PROMPT, "-n", "4")["prompt_ids"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n")))
+    assert _json(capsys, exported, "-", "-n", "4")["prompt_ids"] == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    code, out, err = _run(capsys, exported, "-")
+    assert (code, out) == (2, "")
+    assert "not UTF-8" in err
+
+
+def test_chat_template_and_raw(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "chat_template.jinja").write_text("{{ bos_token }}The {{ messages[0].content }}", encoding="utf-8")
+    chat = _json(capsys, bundle, "dog", "-n", "3")
+    raw = _json(capsys, bundle, "dog", "-n", "3", "--raw")
+    assert chat["prompt_ids"][0] == raw["prompt_ids"][0] == 1
+    assert chat["prompt_ids"] != raw["prompt_ids"]
+    assert chat["prompt_ids"] == _json(capsys, bundle, "The dog", "-n", "3", "--raw")["prompt_ids"]
+    (bundle / "chat_template.jinja").write_text("{{ raise_exception('no users') }}", encoding="utf-8")
+    code, out, err = _run(capsys, bundle, "dog")
+    assert (code, out) == (2, "")
+    assert "no users" in err
+
+
+def test_defaults_come_from_generation_config(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"do_sample": True, "temperature": 0.5, "top_k": 7, "repetition_penalty": 1.3, "eos_token_id": [2]}
+    (bundle / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    answer = _json(capsys, bundle, PROMPT, "-n", "3")
+    assert answer["sampling"] == {"temperature": 0.5, "top_k": 7, "top_p": 1.0, "seed": 0}
+    _, _, err = _run(capsys, bundle, PROMPT, "-n", "3")
+    assert "repetition_penalty = 1.3, which is not applied" in err
+    stop = _json(capsys, bundle, PROMPT, "-n", "9", "--temperature", "0")["token_ids"][4]
+    (bundle / "generation_config.json").write_text(json.dumps({"eos_token_id": stop}), encoding="utf-8")
+    stopped = _json(capsys, bundle, PROMPT, "-n", "9")
+    assert len(stopped["token_ids"]) == 4
+    assert stopped["finish_reason"] == "stop token"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["word " * 100], ["the cache 64 slots", "--max-sequence-length"]),
+        ([PROMPT, "--temperature", "-1"], ["temperature is -1"]),
+        ([PROMPT, "--top-p", "0"], ["top-p is 0"]),
+        ([PROMPT, "--backend", "abacus"], ["abacus", "onnxruntime"]),
+        (["\udcff"], ["not UTF-8"]),
+    ],
+)
+def test_wrong_use_is_one_message(
+    arguments: list[str], words: list[str], exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _run(capsys, exported, *arguments)
+    assert (code, out) == (2, "")
+    assert all(word in err for word in words), err
+    assert err.count("\n") == 1
+
+
+def test_a_bundle_without_tokenizer(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "tokenizer.json").unlink()
+    code, _, err = _run(capsys, bundle, PROMPT)
+    assert code == 2
+    assert "token ids only" in err
