@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
 from blockexport.compare.defect import NOTHING_WRONG, Defect, LayerBlock
 from blockexport.models.cache import visible_slots
@@ -21,6 +22,9 @@ from blockexport.models.step import Step
 from blockexport.models.tensor_names import EMBEDDING, FINAL_NORM
 
 VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
+
+Past = tuple[torch.Tensor, torch.Tensor]
+"""A layer's key and value caches, [1, K, M, H] each."""
 
 
 @dataclass(frozen=True)
@@ -103,35 +107,62 @@ class CachedPath:
         self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
 
     @torch.no_grad()
-    def run(self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent) -> list[torch.Tensor]:
+    def run(
+        self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent
+    ) -> list[torch.Tensor]:
         """Outputs [len(positions), V] of each case in turn ([.., D] when headless)."""
         layers = self.config.num_hidden_layers
+        # Calls before any of the defects acts are the same for all cases, and are run once.
+        late = min((case.first_position for case in cases if case.defect is not NOTHING_WRONG), default=0)
+        shared = [call for call in self.calls if call.start < late]
+        begin = shared[-1].stop if shared else 0
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
-        streams = [embedded for _ in cases]
+        head_TD, tails = embedded[:begin], [embedded[begin:] for _ in cases]
         for layer in range(layers):
             progress("trying defects", layer, layers)
             block = make_block(self.checkpoint, layer, self.dtype)
-            streams = [self._layer(block, layer, case, x_TD) for case, x_TD in zip(cases, streams, strict=True)]
+            head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
+            tails = [self._tail(block, layer, case, x_TD, past) for case, x_TD in zip(cases, tails, strict=True)]
         progress("trying defects", layers, layers)
         kept = torch.tensor(list(positions), dtype=torch.int64)
         weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
-        normed = [case.defect.norm(x_TD[kept], weight, eps) for case, x_TD in zip(cases, streams, strict=True)]
+        streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
+        normed = [case.defect.norm(x_PD, weight, eps) for case, x_PD in zip(cases, streams, strict=True)]
         return normed if self.headless else self._project(cases, normed)
 
-    def _layer(self, block: LayerBlock, layer: int, case: Case, x_TD: torch.Tensor) -> torch.Tensor:
-        other = case.defect.weights_of(layer)
-        if other != layer and case.acts(layer, self.calls[-1]):
-            block = make_block(self.checkpoint, layer, self.dtype, weights_of=other)
-        wrong = defective(block, layer, case.defect)
+    def _empty(self) -> Past:
         shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)
-        key, value = torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
-        outputs = []
-        for call in self.calls:
-            chosen = wrong if case.acts(layer, call) else block
-            step = self.step(call, block.window)
-            out_TD, key, value = chosen(x_TD[call.start : call.stop], step, key, value)
-            outputs.append(out_TD)
-        return torch.cat(outputs)
+        return torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
+
+    def _tail(self, block: LayerBlock, layer: int, case: Case, x_TD: torch.Tensor, past: Past) -> torch.Tensor:
+        """A layer on the calls that the cases do not share."""
+        calls = [call for call in self.calls if call.start >= self.calls[-1].stop - x_TD.shape[0]]
+        other = case.defect.weights_of(layer)
+        if other != layer:
+            wrong = make_block(self.checkpoint, layer, self.dtype, weights_of=other)
+        else:
+            wrong = defective(block, layer, case.defect)
+        acting = [call for call in calls if case.acts(layer, call)]
+        return self._walk(block, wrong, calls, acting, x_TD, past)[0]
+
+    def _walk(
+        self,
+        block: LayerBlock,
+        wrong: LayerBlock,
+        calls: Sequence[range],
+        acting: Sequence[range] | None,
+        x_TD: torch.Tensor,
+        past: Past,
+    ) -> tuple[torch.Tensor, Past]:
+        """A layer on some calls in turn, as `wrong` has it on those that are `acting`; and its cache after them."""
+        outputs, (key, value) = [x_TD[:0]], past
+        first = calls[0].start if calls else 0
+        for call in calls:
+            chosen = wrong if acting is not None and call in acting else block
+            x_SD = x_TD[call.start - first : call.stop - first]
+            out_SD, key, value = chosen(x_SD, self.step(call, block.window), key, value)
+            outputs.append(out_SD)
+        return torch.cat(outputs), (key, value)
 
     def step(self, call: range, window: int | None) -> Step:
         """What the layers of a window share in a call."""
@@ -148,5 +179,5 @@ class CachedPath:
                 rows = head_VD[start : start + VOCAB_BLOCK].to(self.dtype)
                 for x_PD, out, head in zip(normed, logits, heads, strict=True):
                     if head == name:
-                        out[:, start : start + VOCAB_BLOCK] = x_PD @ rows.T
+                        out[:, start : start + VOCAB_BLOCK] = F.linear(x_PD, rows)
         return logits

@@ -53,6 +53,23 @@ UNCHANGED = Tolerance(
     "input changed: CPU kernels then give the same bits. One unit in the last place of the largest logit is allowed "
     "for kernels that split their sums by data; a leak through the mask is thousands of times larger.",
 )
+SITE_FACTOR = Tolerance(
+    6.0,
+    "Locate: an intermediate value leaves the floor when its relative error is more than this many times eager's in "
+    "the same layer on the same input. A value at one step holds a few dozen numbers, whose noise is a matter of luck "
+    "up to 3; the mildest defect of the catalogue (a wrong epsilon) moved its norm by 70 times the floor in fp32.",
+)
+NAMED_FACTOR = Tolerance(
+    3.0,
+    "Diagnose: a defect is named while the artifact's rms error against the model that has it is at most this many "
+    "times that model's own noise. Twice the factor of a verdict, because few positions are compared; of defects that "
+    "stay below it the one with the smallest error comes first.",
+)
+EXPLAINED = Tolerance(
+    0.5,
+    "Diagnose: a defect must also explain the error, that is, leave no more than this share of it. Without this a "
+    "small error would be called reproduced by every defect that is too small to matter.",
+)
 
 TABLE: dict[str, Tolerance] = {
     "rms_factor": RMS_FACTOR,
@@ -62,4 +79,7 @@ TABLE: dict[str, Tolerance] = {
     "rounding_rms": ROUNDING_RMS,
     "rounding_max": ROUNDING_MAX,
     "unchanged": UNCHANGED,
+    "site_factor": SITE_FACTOR,
+    "named_factor": NAMED_FACTOR,
+    "explained": EXPLAINED,
 }

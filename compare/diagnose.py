@@ -1,0 +1,251 @@
+"""Which mistake does an artifact make? Each defect of the catalogue is tried in eager, on the artifact's own calls.
+
+A defect is named when the artifact agrees with the model that has it as well as a good artifact agrees with the good
+model: its error against the defective model in float64 lies within the noise floor, which is the defective model's own
+error in the artifact's precision. So a defect that itself rounds coarsely (softmax in half) gets the floor it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from blockexport.compare.cached_path import CachedPath, Case
+from blockexport.compare.defect import Defect
+from blockexport.compare.defects import DROPOUT, DROPOUT_CAUSE, catalogue
+from blockexport.compare.errors import measure
+from blockexport.compare.noise import floor_of
+from blockexport.compare.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.progress import Progress, silent
+
+CANDIDATES = 6  # defects that get as far as float64
+LOGITS = 1 << 27  # numbers of logits held at a time: a few positions of a large vocabulary, all of a small one
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A defect that was tried.
+
+    Attributes:
+        name: of the defect, as in the catalogue.
+        cause: what it is, a sentence without full stop.
+        scope: in which layers and from which position on; empty when everywhere.
+        rms: the artifact's error against the model with this defect.
+        floor: that model's own error in the artifact's precision.
+        effect: how far the defect moves the logits.
+    """
+
+    name: str
+    cause: str
+    scope: str
+    rms: float
+    floor: float
+    effect: float
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        if self.name == DROPOUT:
+            return f"{self.cause} by {self.effect:.1e} rms"
+        where = f" ({self.scope})" if self.scope else ""
+        return f"reproduced to {self.rms:.1e} (its noise floor is {self.floor:.1e}): {self.cause}{where}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What came of trying the catalogue.
+
+    Attributes:
+        findings: defects that reproduce the artifact, best first. Those within a small factor of the best cannot be
+            told apart from it on these tokens: `alike`.
+        too_small: names of defects that move these logits by less than the noise, and so can be neither found nor
+            excluded.
+        nearest: the defect that comes closest when none reproduces the artifact.
+        tried: number of defects, each possibly in several scopes.
+        error: the artifact's rms error against the model with nothing wrong.
+        positions: those whose logits were compared.
+    """
+
+    findings: tuple[Finding, ...]
+    too_small: tuple[str, ...]
+    nearest: Finding | None
+    tried: int
+    error: float
+    positions: tuple[int, ...]
+
+    @property
+    def alike(self) -> tuple[Finding, ...]:
+        """The best findings, more than one when these tokens do not tell them apart."""
+        return tuple(f for f in self.findings if f.rms <= RMS_FACTOR.value * self.findings[0].rms)
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What Locate saw, to narrow the search.
+
+    Attributes:
+        layers: the layers that differ of their own accord; None when it is not known, or all do.
+        mapping: whose weights each layer uses, where that is not its own.
+    """
+
+    layers: frozenset[int] | None = None
+    mapping: tuple[int, ...] | None = None
+
+
+@dataclass
+class Evidence:
+    """An artifact's outputs on some calls.
+
+    Attributes:
+        ids_S: the tokens.
+        calls: the positions given in each call.
+        positions: those whose outputs are here.
+        outputs_PV: logits (hidden states when `headless`) in the artifact's type.
+        max_sequence_length: M.
+        repeated_PV: the outputs of a second, equal run; None when there was none.
+    """
+
+    ids_S: torch.Tensor
+    calls: Sequence[range]
+    positions: Sequence[int]
+    outputs_PV: torch.Tensor
+    max_sequence_length: int
+    repeated_PV: torch.Tensor | None = None
+    headless: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The artifact's precision."""
+        return self.outputs_PV.dtype
+
+    def path(self, checkpoint: Checkpoint, dtype: torch.dtype) -> CachedPath:
+        """Eager on the same calls."""
+        return CachedPath(checkpoint, dtype, self.ids_S, self.calls, self.max_sequence_length, headless=self.headless)
+
+    def thinned(self, count: int) -> Evidence:
+        """At most about `count` of the positions, spread over all, the last one among them."""
+        step = -(-len(self.positions) // max(count, 1))
+        kept = list(range(len(self.positions) - 1, -1, -step))[::-1]
+        return replace(
+            self,
+            positions=[self.positions[i] for i in kept],
+            outputs_PV=self.outputs_PV[kept],
+            repeated_PV=None if self.repeated_PV is None else self.repeated_PV[kept],
+        )
+
+
+def diagnose(
+    checkpoint: Checkpoint, evidence: Evidence, hints: Hints | None = None, progress: Progress = silent
+) -> Diagnosis:
+    """Try every defect and keep those that reproduce the artifact.
+
+    Args:
+        checkpoint: the source.
+        evidence: what the artifact said.
+        hints: see `Hints`.
+        progress: told of the layers done.
+    """
+    trial = _Trial(checkpoint, evidence, hints or Hints(), progress)
+    return trial.run()
+
+
+@dataclass
+class _Trial:
+    checkpoint: Checkpoint
+    evidence: Evidence
+    hints: Hints
+    progress: Progress
+    cases: list[Case] = field(default_factory=list)
+
+    def run(self) -> Diagnosis:
+        width = self.evidence.outputs_PV.shape[-1]
+        guess = 2 * len(catalogue(self.checkpoint.config)) + 2
+        self.evidence = self.evidence.thinned(max(4, LOGITS // (width * guess)))
+        clean, exact = self._clean()
+        late = self._first_late_position(exact, clean)
+        defects = catalogue(self.checkpoint.config, position=late, mapping=self.hints.mapping)
+        self.cases = [case for defect in defects for case in self._scopes(defect, late)]
+        outputs = self._path(self.evidence.dtype).run(self.cases, self.evidence.positions, self.progress)
+        artifact, noise = self.evidence.outputs_PV, _rms(clean, exact)
+        error = _rms(artifact, exact)
+        distances = [_rms(artifact, out) for out in outputs]
+        effects = [_rms(out, clean) for out in outputs]
+        small = {c.defect.name for c, effect in zip(self.cases, effects, strict=True) if effect <= noise}
+        order = sorted(range(len(self.cases)), key=lambda i: distances[i])
+        close = [i for i in order if distances[i] <= EXPLAINED.value * error][:CANDIDATES]
+        judged = self._judge([(self.cases[i], outputs[i], effects[i]) for i in close])
+        named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor and f.rms <= EXPLAINED.value * error]
+        named = self._dropout() + sorted(named, key=lambda finding: finding.rms)
+        nearest = min(judged, key=lambda finding: finding.rms, default=None) if not named else None
+        return Diagnosis(
+            tuple(named), tuple(sorted(small)), nearest, len(defects) + 1, error, tuple(self.evidence.positions)
+        )
+
+    def _path(self, dtype: torch.dtype) -> CachedPath:
+        return self.evidence.path(self.checkpoint, dtype)
+
+    def _clean(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model with nothing wrong, in the artifact's precision and in float64."""
+        return (
+            self._path(self.evidence.dtype).run([Case()], self.evidence.positions)[0],
+            self._path(torch.float64).run([Case()], self.evidence.positions)[0],
+        )
+
+    def _first_late_position(self, exact: torch.Tensor, clean: torch.Tensor) -> int | None:
+        """Where the first call starts that goes wrong, when that is not the very first call."""
+        positions = self.evidence.positions
+        floor = floor_of([measure(clean, exact, positions)], self.evidence.dtype)
+        errors = measure(self.evidence.outputs_PV, exact, positions)
+        bad_P = ~(errors.max_P <= MAX_FACTOR.value * floor.max_P)
+        wrong = [p for p, bad in zip(positions, bad_P.tolist(), strict=True) if bad]
+        starts = [call.start for call in self.evidence.calls if wrong and wrong[0] in call]
+        return starts[0] if starts and starts[0] > self.evidence.calls[0].start else None
+
+    def _scopes(self, defect: Defect, late: int | None) -> list[Case]:
+        if not defect.in_blocks:
+            # These show at every position; where the first call was right they are excluded.
+            return [] if late else [Case(defect)]
+        first = late or 0
+        cases = [Case(defect, None, first)]
+        if self.hints.layers is not None:
+            cases.append(Case(defect, self.hints.layers, first))
+        return cases
+
+    def _judge(self, candidates: Sequence[tuple[Case, torch.Tensor, float]]) -> list[Finding]:
+        """Hold the artifact against each candidate in float64, and the candidate's own noise beside it."""
+        if not candidates:
+            return []
+        cases = [case for case, _, _ in candidates]
+        exact = self._path(torch.float64).run(cases, self.evidence.positions, self.progress)
+        return [
+            Finding(
+                name=case.defect.name,
+                cause=case.defect.cause,
+                scope=case.scope,
+                rms=_rms(self.evidence.outputs_PV, wide),
+                floor=floor_of([measure(output, wide, self.evidence.positions)], self.evidence.dtype).rms,
+                effect=effect,
+            )
+            for (case, output, effect), wide in zip(candidates, exact, strict=True)
+        ]
+
+    def _dropout(self) -> list[Finding]:
+        """Randomness between two equal runs, where there is more than rounding could make."""
+        repeated = self.evidence.repeated_PV
+        if repeated is None:
+            return []
+        spread = _rms(self.evidence.outputs_PV, repeated)
+        size = float(repeated.double().square().mean().sqrt())
+        floor = torch.finfo(self.evidence.dtype).eps * size
+        if spread <= MAX_FACTOR.value * floor:
+            return []
+        return [Finding(DROPOUT, DROPOUT_CAUSE, "", spread, floor, spread)]
+
+
+def _rms(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Root mean square difference; infinite where either is not finite."""
+    value = float((left.double() - right.double()).square().mean().sqrt())
+    return value if value == value else float("inf")

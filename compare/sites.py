@@ -1,0 +1,265 @@
+"""The places inside a layer where an artifact is compared with eager, in the order of the forward pass.
+
+`eager_sites` gives their values in a block; `SiteMap` says which values of an ONNX graph they are: by the names that
+the exporter gives, and where a name is gone, by what the value is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+import torch
+from torch.nn import functional as F
+
+from blockexport.models import io_names
+from blockexport.models.block import Block
+from blockexport.models.step import Step
+
+LABELS = {
+    "embedding": "embedding",
+    "input_layernorm": "norm before attention",
+    "q_proj": "q projection",
+    "k_proj": "k projection",
+    "v_proj": "v projection",
+    "q_heads": "q as heads (after QK-norm where there is one)",
+    "k_heads": "k as heads (after QK-norm where there is one)",
+    "v_heads": "v as heads",
+    "q_rope": "q after RoPE",
+    "k_rope": "k after RoPE",
+    "query": "q scaled by 1/sqrt(H)",
+    "cache_key": "cache write of the keys",
+    "cache_value": "cache write of the values",
+    "mask": "mask",
+    "attention": "attention output (scores, softmax, mixing, grouping of heads)",
+    "merged": "heads joined",
+    "o_proj": "output projection",
+    "attention_residual": "residual around attention",
+    "post_attention_layernorm": "norm before the MLP",
+    "gate_proj": "gate projection",
+    "up_proj": "up projection",
+    "activation": "activation of the MLP",
+    "down_proj": "down projection",
+    "mlp_residual": "residual around the MLP",
+    "final_norm": "final norm",
+    "head": "head",
+}
+"""Every site and what it is, for people."""
+
+LAYER_SITES = tuple(name for name in LABELS if name not in ("embedding", "final_norm", "head"))
+
+
+def eager_sites(
+    block: Block, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The value at each site of a layer: `Block.forward`, step by step."""
+    attention, positions = block.self_attn, step.position_ids_BS
+    sites = {"input_layernorm": block.input_layernorm(x_TD)}
+    for name, linear in (("q_proj", attention.q_proj), ("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
+        sites[name] = linear(sites["input_layernorm"])
+    sites["q_heads"] = attention.split(sites["q_proj"], attention.heads, attention.q_norm, positions)
+    sites["k_heads"] = attention.split(sites["k_proj"], attention.key_value_heads, attention.k_norm, positions)
+    sites["v_heads"] = attention.split(sites["v_proj"], attention.key_value_heads, None, positions)
+    sites["q_rope"] = attention.turn(sites["q_heads"], positions, step.cos, step.sin)
+    sites["k_rope"] = attention.turn(sites["k_heads"], positions, step.cos, step.sin)
+    sites["query"] = sites["q_rope"] * attention.query_scale
+    sites["cache_key"] = attention.write(past_key_BKMH, sites["k_rope"], step)
+    sites["cache_value"] = attention.write(past_value_BKMH, sites["v_heads"], step)
+    sites["mask"] = step.mask_B1SM
+    merged_TE = attention.attend(sites["query"], sites["cache_key"], sites["cache_value"], step.mask_B1SM)
+    batch, length = positions.shape
+    sites["attention"] = merged_TE.view(batch, length, attention.heads, attention.head_dim).transpose(1, 2)
+    sites["merged"] = merged_TE
+    sites["o_proj"] = attention.o_proj(merged_TE)
+    sites["attention_residual"] = x_TD + sites["o_proj"]
+    sites["post_attention_layernorm"] = block.post_attention_layernorm(sites["attention_residual"])
+    sites["gate_proj"] = block.mlp.gate_proj(sites["post_attention_layernorm"])
+    sites["up_proj"] = block.mlp.up_proj(sites["post_attention_layernorm"])
+    sites["activation"] = F.silu(sites["gate_proj"]) * sites["up_proj"]
+    sites["down_proj"] = block.mlp.down_proj(sites["activation"])
+    sites["mlp_residual"] = sites["attention_residual"] + sites["down_proj"]
+    return sites
+
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "input_layernorm": ("input_layernorm.rms_norm",),
+    "q_proj": ("self_attn.q_proj.linear",),
+    "k_proj": ("self_attn.k_proj.linear",),
+    "v_proj": ("self_attn.v_proj.linear",),
+    "q_heads": ("self_attn.transpose",),
+    "k_heads": ("self_attn.transpose_1",),
+    "q_rope": ("self_attn.rotary_embedding.narrowed", "self_attn.rotary_embedding"),
+    "k_rope": ("self_attn.rotary_embedding.narrowed_1", "self_attn.rotary_embedding_1"),
+    "attention": ("self_attn.scaled_dot_product_attention",),
+    "merged": ("self_attn.reshape", "self_attn.view_3"),
+    "o_proj": ("self_attn.o_proj.linear",),
+    "attention_residual": ("add",),
+    "post_attention_layernorm": ("post_attention_layernorm.rms_norm",),
+    "gate_proj": ("mlp.gate_proj.linear",),
+    "up_proj": ("mlp.up_proj.linear",),
+    "activation": ("mlp.mul",),
+    "down_proj": ("mlp.down_proj.linear",),
+    "mlp_residual": ("add_1",),
+}
+_MATRIX = ("Gemm", "MatMul")
+
+
+@dataclass
+class SiteMap:
+    """Which value of a graph is at which site.
+
+    Attributes:
+        layers: for each layer, the name of the value at each site that was found.
+        streams: the value that enters each layer, and after the last the one that leaves it.
+        final_norm: the value the head reads.
+    """
+
+    layers: list[dict[str, str]] = field(default_factory=list)
+    streams: list[str | None] = field(default_factory=list)
+    final_norm: str | None = None
+
+
+def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
+    """Find the sites of a decoder's graph. Sites that are not found are absent."""
+    finder = _Finder(graph)
+    found = SiteMap()
+    for layer in range(num_hidden_layers):
+        sites = finder.layer(layer)
+        found.layers.append(sites)
+        found.streams.append(finder.stream(layer, sites))
+    last = found.layers[-1].get("mlp_residual")
+    found.final_norm = finder.final_norm()
+    found.streams.append(last or finder.input_of(found.final_norm))
+    return found
+
+
+class _Finder:
+    def __init__(self, graph: ir.Graph) -> None:
+        self.values: dict[str, ir.Value] = {}
+        for node in graph:
+            self.values |= {str(value.name): value for value in node.outputs if value.name}
+        self.outputs = {str(value.name): value for value in graph.outputs}
+
+    def layer(self, layer: int) -> dict[str, str]:
+        """Site to value name, by name where the name is there and by role elsewhere."""
+        prefix = f"model.layers.{layer}."
+        named = {
+            site: prefix + name
+            for site, names in _NAMES.items()
+            for name in reversed(names)
+            if prefix + name in self.values
+        }
+        roles = {site: str(value.name) for site, value in self._roles(layer, named).items() if value is not None}
+        # What enters the cache and the attention is known by role for certain: those win.
+        certain = ("cache_key", "cache_value", "v_heads", "query", "mask")
+        return {**roles, **named, **{site: roles[site] for site in certain if site in roles}}
+
+    def _roles(self, layer: int, named: dict[str, str]) -> dict[str, ir.Value | None]:
+        found: dict[str, ir.Value | None] = {}
+        for kind, site, update in (("key", "cache_key", "k_rope"), ("value", "cache_value", "v_heads")):
+            present = self.values.get(f"present.{layer}.{kind}")
+            found[site] = present
+            scatter = _ancestor(present, ("TensorScatter",))
+            found[update] = scatter.inputs[1] if scatter is not None else None
+        attention = _descendant(found["cache_key"], ("Attention",))
+        if attention is not None:
+            found["attention"] = attention.outputs[0]
+            found["query"], found["mask"] = (
+                attention.inputs[0],
+                attention.inputs[3] if len(attention.inputs) > 3 else None,
+            )
+        for site, source in (("q_proj", found.get("query")), ("k_proj", found["k_rope"]), ("v_proj", found["v_heads"])):
+            found[site] = _output(_ancestor(source, _MATRIX))
+        found["input_layernorm"] = _output(_ancestor(_first_input(found["q_proj"]), ("RMSNormalization",)))
+        mixed = found.get("attention") or self.values.get(named.get("attention", ""))
+        found["o_proj"] = _output(_descendant(mixed, _MATRIX))
+        found["merged"] = _first_input(found["o_proj"])
+        found["attention_residual"] = _output(_consumer(found["o_proj"], ("Add",)))
+        return {**found, **_mlp_roles(found["attention_residual"])}
+
+    def stream(self, layer: int, sites: dict[str, str]) -> str | None:
+        """What enters a layer: the residual after the one before, or what its first norm reads."""
+        before = f"model.layers.{layer - 1}.add_1"
+        if layer and before in self.values:
+            return before
+        return self.input_of(sites.get("input_layernorm"))
+
+    def input_of(self, name: str | None) -> str | None:
+        """The first input of the node that makes a value."""
+        value = _first_input(self.values.get(name or ""))
+        return None if value is None else value.name
+
+    def final_norm(self) -> str | None:
+        """What the head reads: the first input of the last matrix product, or a headless stack's output."""
+        if "model.norm.rms_norm" in self.values:
+            return "model.norm.rms_norm"
+        if io_names.HIDDEN_STATES in self.outputs:
+            return io_names.HIDDEN_STATES
+        head = _ancestor(self.outputs.get(io_names.LOGITS), _MATRIX)
+        return None if head is None or head.inputs[0] is None else head.inputs[0].name
+
+
+def _mlp_roles(residual: ir.Value | None) -> dict[str, ir.Value | None]:
+    found: dict[str, ir.Value | None] = {}
+    norm = _consumer(residual, ("RMSNormalization",))
+    found["post_attention_layernorm"] = _output(norm)
+    projections = [node for node in _consumers(_output(norm)) if node.op_type in _MATRIX]
+    for node in projections:
+        gates = any(user.op_type in ("Sigmoid", "Swish", "Gelu") for user in _consumers(node.outputs[0]))
+        found["gate_proj" if gates else "up_proj"] = node.outputs[0]
+    down = _descendant(found.get("up_proj"), _MATRIX)
+    found["activation"] = _first_input(_output(down))
+    found["down_proj"] = _output(down)
+    found["mlp_residual"] = _output(_consumer(_output(down), ("Add",)))
+    return found
+
+
+def _consumers(value: ir.Value | None) -> Iterator[ir.Node]:
+    if value is not None:
+        yield from value.consumers()
+
+
+def _consumer(value: ir.Value | None, kinds: tuple[str, ...]) -> ir.Node | None:
+    return next((node for node in _consumers(value) if node.op_type in kinds), None)
+
+
+def _output(node: ir.Node | None) -> ir.Value | None:
+    return None if node is None else node.outputs[0]
+
+
+def _first_input(value: ir.Value | None) -> ir.Value | None:
+    node = None if value is None else value.producer()
+    return None if node is None or not node.inputs else node.inputs[0]
+
+
+def _ancestor(value: ir.Value | None, kinds: tuple[str, ...]) -> ir.Node | None:
+    """The nearest node of one of the kinds that a value is made from, the node that makes it included."""
+    return _search(value, kinds, lambda node: [v for v in node.inputs if v is not None], start_at_producer=True)
+
+
+def _descendant(value: ir.Value | None, kinds: tuple[str, ...]) -> ir.Node | None:
+    """The nearest node of one of the kinds that a value flows into."""
+    return _search(value, kinds, lambda node: list(node.outputs), start_at_producer=False)
+
+
+def _search(
+    value: ir.Value | None,
+    kinds: tuple[str, ...],
+    following: Callable[[ir.Node], list[ir.Value]],
+    *,
+    start_at_producer: bool,
+) -> ir.Node | None:
+    front, seen = [value] if value is not None else [], set[int]()
+    while front:
+        nodes: list[ir.Node] = []
+        for item in front:
+            producer = item.producer()
+            nodes += ([producer] if producer is not None else []) if start_at_producer else list(item.consumers())
+        nodes = [node for node in nodes if id(node) not in seen]
+        for node in nodes:
+            if node.op_type in kinds:
+                return node
+        seen |= {id(node) for node in nodes}
+        front = [found for node in nodes for found in following(node)]
+    return None
