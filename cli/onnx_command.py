@@ -139,15 +139,17 @@ def _export(
     from blockexport.export.bundle import file_entries
     from blockexport.export.manifest import write_manifest
     from blockexport.export.onnx_export import export_onnx
+    from blockexport.runtime.chat_turns import write_chat_turns
 
     manifest = export_onnx(
         checkpoint, folder, options, progress=progress, note=lambda line: console.say(f"note: {line}", quiet=quiet)
     )
+    added = write_chat_turns(folder)
     if pt2:
         from blockexport.export.pt2 import write_pt2
 
-        files = file_entries(folder, [write_pt2(checkpoint, options, folder)])
-        manifest = replace(manifest, files={**manifest.files, **files})
+        added.append(write_pt2(checkpoint, options, folder))
+    manifest = replace(manifest, files={**manifest.files, **file_entries(folder, added)})
     # The runtimes that judge the bundle read it as a user's program would: through its manifest.
     write_manifest(folder, manifest)
     return manifest
@@ -173,12 +175,15 @@ def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _O
     from blockexport.compare.check import Verdict
     from blockexport.compare.report import write_report
     from blockexport.export.bundle import file_entries
+    from blockexport.export.golden import write_golden
     from blockexport.export.manifest import ONNX_FILE
 
     if judged is None or isinstance(judged, str):
         stage.seal(manifest)
         return _Outcome(stage.target, manifest, unjudged=judged)
     names = [f"{PARITY}/{name}" for name in write_report(judged, stage.folder / PARITY)]
+    if judged.golden is not None:
+        names.append(write_golden(stage.folder, judged.golden))
     made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
     manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
     if judged.verdict is Verdict.FAIL:

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from blockexport.compare.backends import Arithmetic, require_judgeable
-from blockexport.compare.check import Check, CheckResult, choose_checks
+from blockexport.compare.check import Check, CheckResult, Verdict, choose_checks
 from blockexport.compare.context import CheckContext, Row, Shapes
 from blockexport.compare.errors import measure
+from blockexport.compare.golden import golden_vectors
 from blockexport.compare.plan import make_plan
 from blockexport.compare.reference import Reference
 from blockexport.compare.report import Report
 from blockexport.compare.tokens import Encode, Tokens, choose_tokens
+from blockexport.export.golden import GoldenVectors
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.errors import NotJudgedError
 from blockexport.models.load import load_model
@@ -134,6 +136,7 @@ def _run(context: CheckContext, checks: Sequence[Check], artifact: Mapping[str, 
         weight_rounding=_weight_rounding(context),
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},
+        golden=_golden(context, results),
     )
 
 
@@ -172,6 +175,12 @@ def _rows(ids_S: torch.Tensor, slots: int) -> list[Row]:
     return [
         Row(ids_S[start : start + prompt + ROW_STEPS], prompt) for start, prompt in zip(starts, prompts, strict=True)
     ]
+
+
+def _golden(context: CheckContext, results: Sequence[CheckResult]) -> GoldenVectors | None:
+    walked = "artifact_errors" in context.__dict__ and "expected" in context.__dict__
+    passed = all(result.verdict is Verdict.PASS for result in results)
+    return golden_vectors(context) if walked and passed else None
 
 
 def _weight_rounding(context: CheckContext) -> dict[str, float] | None:

@@ -31,6 +31,7 @@ from typing import Any
 
 from blockexport.compare.check import CheckResult, Verdict
 from blockexport.compare.tolerances import TABLE
+from blockexport.export.golden import GoldenVectors
 
 SCHEMA_VERSION = 1
 REPORT_JSON = "report.json"
@@ -50,6 +51,7 @@ class Report:
     weight_rounding: Mapping[str, float] | None
     positions: Mapping[str, Sequence[float]]
     versions: Mapping[str, str]
+    golden: GoldenVectors | None = None  # of an artifact that passed; a file of its own, not part of report.json
 
     @property
     def verdict(self) -> Verdict:

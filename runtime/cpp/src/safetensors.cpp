@@ -27,7 +27,8 @@ Safetensors::Safetensors(const std::filesystem::path& path) : path_(path) {
   file.read(data_.data(), static_cast<std::streamsize>(data_.size()));
   if (!file) damaged("it ends early");
   try {
-    for (const auto& [name, entry] : nlohmann::json::parse(header).items()) {
+    const auto parsed = nlohmann::json::parse(header);
+    for (const auto& [name, entry] : parsed.items()) {
       if (name == "__metadata__") continue;
       Tensor tensor{entry.at("dtype"), entry.at("shape"), entry.at("data_offsets").at(0), entry.at("data_offsets").at(1)};
       if (tensor.start > tensor.end || tensor.end > data_.size()) damaged("the offsets of " + name);

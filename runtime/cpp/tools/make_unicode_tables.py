@@ -1,8 +1,8 @@
 """Write src/text/unicode_tables.inc: the Unicode facts that tokenizers depend on, as Python's `tokenizers` sees them.
 
 Categories are asked from the regular expressions of the installed `tokenizers`, one code point at a time, and not taken
-from a Unicode database of another version: token ids must be the same. Canonical compositions and combining classes are those
-of `unicodedata` as far as the NFC and NFD of `tokenizers`, which are of an older Unicode, know the character.
+from a Unicode database of another version: token ids must be the same. Canonical compositions and combining classes are
+those of `unicodedata` as far as the NFC and NFD of `tokenizers`, which are of an older Unicode, know the character.
 
     python runtime/cpp/tools/make_unicode_tables.py
 """

@@ -1,0 +1,58 @@
+// Proves a bundle on this machine: every file by its hash, then the golden vectors through the decoder.
+//
+//     selftest BUNDLE [--backend NAME] [--provider NAME] [--low-memory]
+//
+// Exit code 0: equal within the tolerance; 1: a difference; 2: something that could not be run, named on stderr.
+#include <blockexport/blockexport.h>
+
+#include <iostream>
+#include <string>
+
+namespace {
+
+bool run(const std::string& bundle, const blockexport::DecoderOptions& options) {
+  const auto manifest = blockexport::read_manifest(bundle);
+  blockexport::verify_files(manifest);
+  std::cout << manifest.files.size() << " files are as they were exported\n";
+  const auto golden = blockexport::read_golden(manifest);
+  const auto decoder = blockexport::open_decoder(bundle, options);
+  const auto result = blockexport::replay_golden(*decoder, golden);
+  std::cout << golden.positions.size() << " golden positions: " << result.summary() << '\n';
+  blockexport::check_capacity(*decoder);
+  std::cout << "a token past slot " << decoder->max_sequence_length() - 1 << " is refused\n";
+  return result.passed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string bundle;
+  blockexport::DecoderOptions options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--backend" && i + 1 < argc) {
+      options.backend = argv[++i];
+    } else if (word == "--provider" && i + 1 < argc) {
+      options.provider = argv[++i];
+    } else if (word == "--low-memory") {
+      options.low_memory = true;
+    } else if (bundle.empty() && word.rfind("--", 0) != 0) {
+      bundle = word;
+    } else {
+      bundle.clear();
+      break;
+    }
+  }
+  if (bundle.empty()) {
+    std::cerr << "usage: selftest BUNDLE [--backend NAME] [--provider NAME] [--low-memory]\n";
+    return 2;
+  }
+  try {
+    const bool passed = run(bundle, options);
+    std::cout << (passed ? "selftest passed" : "selftest FAILED: do not trust this build") << std::endl;
+    return passed ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::cerr << "selftest: " << error.what() << '\n';
+    return 2;
+  }
+}
