@@ -1,0 +1,39 @@
+"""`blockexport onnx` on models made by transformers: every family's file passes its judgement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockexport.cli.main import main
+from blockexport.runtime.open import open_decoder
+from tests.transformers_models import FAMILIES, make_model, save_model, some_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_file_passes_and_equals_transformers(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = list(FAMILIES).index(family)
+    tied, dtype = number % 2 == 1, (torch.float32, torch.bfloat16)[number % 2]
+    theirs = save_model(make_model(family, tied=tied), tmp_path / "model", dtype=dtype, sharded=number % 3 == 0)
+    assert main(["onnx", str(tmp_path / "model"), "-o", str(tmp_path / "bundle"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["report"]
+    verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
+    assert {"prefill", "decode", "last-slot", "causality", "batch", "greedy", "parameters"} <= verdicts.keys()
+    assert set(verdicts.values()) == {"pass"}
+    assert report["positions"]["position"][-1] == 511
+    # Rows of unequal length, prefilled with padding and then stepped each at its own position.
+    decoder = open_decoder(tmp_path / "bundle")
+    ids_BS, lengths_B = some_ids(90), torch.tensor([90, 61])
+    decoder.reset(2)
+    decoder.prefill(ids_BS, lengths_B)
+    steps_BS = some_ids(3, seed=6)
+    for i in range(3):
+        logits_B1V = decoder.step(steps_BS[:, i : i + 1])
+    for row, length in enumerate(lengths_B.tolist()):
+        whole = torch.cat([ids_BS[row, :length], steps_BS[row]])[None]
+        torch.testing.assert_close(logits_B1V[row, 0], theirs(whole).logits[0, -1], rtol=1e-4, atol=1e-4)
