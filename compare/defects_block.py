@@ -143,9 +143,9 @@ def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -
     """Layers that compute with other layers' weights: each swap of two neighbours, all reversed, each neighbour used
     twice; or only the `mapping` that was found by looking inside (layer i uses the weights of layer mapping[i])."""
     layers = config.num_hidden_layers
-    if mapping is not None:
-        return [_ordered(mapping)]
     own = list(range(layers))
+    if mapping is not None:
+        return [] if list(mapping) == own else [_ordered(mapping)]
     mappings: list[list[int]] = [own[::-1]] if layers > 2 else []
     for i in range(layers - 1):
         mappings.append([*own[:i], i + 1, i, *own[i + 2 :]])

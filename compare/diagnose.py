@@ -8,7 +8,7 @@ error in the artifact's precision. So a defect that itself rounds coarsely (soft
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,6 +16,7 @@ from blockexport.compare.cached_path import CachedPath, Case
 from blockexport.compare.defect import Defect
 from blockexport.compare.defects import DROPOUT, DROPOUT_CAUSE, catalogue
 from blockexport.compare.errors import measure
+from blockexport.compare.evidence import Evidence
 from blockexport.compare.noise import floor_of
 from blockexport.compare.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
 from blockexport.models.checkpoint import Checkpoint
@@ -81,6 +82,20 @@ class Diagnosis:
         """The best findings, more than one when these tokens do not tell them apart."""
         return tuple(f for f in self.findings if f.rms <= RMS_FACTOR.value * self.findings[0].rms)
 
+    @property
+    def sentences(self) -> list[str]:
+        """For people."""
+        if not self.findings:
+            near = "" if self.nearest is None else f"; nearest, and not within its floor: {self.nearest.cause}"
+            said = [f"none of {self.tried} known defects reproduces these logits{near}"]
+        else:
+            said = [finding.sentence for finding in self.alike]
+            if len(said) > 1:
+                said.append("these cannot be told apart on the given tokens")
+        if self.too_small:
+            said.append(f"too small to see on these tokens: {', '.join(self.too_small)}")
+        return said
+
 
 @dataclass(frozen=True)
 class Hints:
@@ -88,53 +103,11 @@ class Hints:
 
     Attributes:
         layers: the layers that differ of their own accord; None when it is not known, or all do.
-        mapping: whose weights each layer uses, where that is not its own.
+        mapping: whose weights each layer uses; None when it is not known.
     """
 
     layers: frozenset[int] | None = None
     mapping: tuple[int, ...] | None = None
-
-
-@dataclass
-class Evidence:
-    """An artifact's outputs on some calls.
-
-    Attributes:
-        ids_S: the tokens.
-        calls: the positions given in each call.
-        positions: those whose outputs are here.
-        outputs_PV: logits (hidden states when `headless`) in the artifact's type.
-        max_sequence_length: M.
-        repeated_PV: the outputs of a second, equal run; None when there was none.
-    """
-
-    ids_S: torch.Tensor
-    calls: Sequence[range]
-    positions: Sequence[int]
-    outputs_PV: torch.Tensor
-    max_sequence_length: int
-    repeated_PV: torch.Tensor | None = None
-    headless: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The artifact's precision."""
-        return self.outputs_PV.dtype
-
-    def path(self, checkpoint: Checkpoint, dtype: torch.dtype) -> CachedPath:
-        """Eager on the same calls."""
-        return CachedPath(checkpoint, dtype, self.ids_S, self.calls, self.max_sequence_length, headless=self.headless)
-
-    def thinned(self, count: int) -> Evidence:
-        """At most about `count` of the positions, spread over all, the last one among them."""
-        step = -(-len(self.positions) // max(count, 1))
-        kept = list(range(len(self.positions) - 1, -1, -step))[::-1]
-        return replace(
-            self,
-            positions=[self.positions[i] for i in kept],
-            outputs_PV=self.outputs_PV[kept],
-            repeated_PV=None if self.repeated_PV is None else self.repeated_PV[kept],
-        )
 
 
 def diagnose(

@@ -131,6 +131,10 @@ def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
     last = found.layers[-1].get("mlp_residual")
     found.final_norm = finder.final_norm()
     found.streams.append(last or finder.input_of(found.final_norm))
+    for sites, leaving in zip(found.layers, found.streams[1:], strict=True):
+        if leaving is not None:
+            # Whatever goes on to the next layer stands where the stream should be.
+            sites["mlp_residual"] = leaving
     return found
 
 

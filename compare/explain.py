@@ -1,0 +1,68 @@
+"""After a failure: where is the first difference, and which mistake would make it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blockexport.compare.context import CheckContext
+from blockexport.compare.diagnose import Diagnosis, Hints, diagnose
+from blockexport.compare.evidence import Evidence, gather
+from blockexport.compare.locate import Search, locate
+from blockexport.compare.tolerances import MAX_FACTOR
+from blockexport.models.errors import NotJudgedError
+from blockexport.runtime.replay_graph import ReplayGraph
+
+CALLS_AFTER = 4  # calls behind the first wrong one that are looked at as well
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What Locate and Diagnose say. `search` is None where there is no graph to look into; `note` then says why."""
+
+    search: Search | None
+    diagnosis: Diagnosis
+    note: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """For people: the place, then the causes, best first."""
+        said = [self.search.sentence] if self.search is not None else [self.note]
+        return said + self.diagnosis.sentences
+
+
+def explain(context: CheckContext, graph: ReplayGraph | None) -> Explanation:
+    """Look for place and cause of a difference along the judged sequence.
+
+    Args:
+        context: of the judgement that failed.
+        graph: the artifact's graph, or None where it has none that can be replayed.
+    """
+    evidence = _evidence(context)
+    search, note = None, "there is no ONNX graph to look into"
+    if graph is not None:
+        try:
+            search = locate(graph, context.checkpoint, evidence, progress=context.progress)
+        except NotJudgedError as error:
+            note = str(error)
+    hints = Hints() if search is None or search.location is None else Hints(search.confined, search.mapping)
+    return Explanation(search, diagnose(context.checkpoint, evidence, hints, context.progress), note)
+
+
+def _evidence(context: CheckContext) -> Evidence:
+    """The artifact's calls up to a few behind the first one that goes wrong, with all their outputs."""
+    calls = context.plan.calls(to_last_slot=context.to_last_slot)
+    first = _first_wrong(context)
+    index = next((i for i, call in enumerate(calls) if first in call), 0)
+    kept = calls[: index + 1 + CALLS_AFTER]
+    positions = [p for p in context.judged_positions if p < kept[-1].stop]
+    return gather(context.decoder, context.checkpoint, context.ids_S, kept, positions, twice=True)
+
+
+def _first_wrong(context: CheckContext) -> int:
+    """The first position outside the floor; the first of all when only the aggregate is."""
+    errors = context.artifact_errors
+    positions: Sequence[int] = errors.positions_P.tolist()
+    outside_P = ~(errors.max_P <= MAX_FACTOR.value * context.floor(positions).max_P)
+    outside = errors.positions_P[outside_P].tolist()
+    return int(outside[0]) if outside else int(positions[0])

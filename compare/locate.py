@@ -1,0 +1,179 @@
+"""Where does an artifact first leave the noise floor: at which step, in which layer, at which sub-operation?
+
+The replay runs the artifact's graph and hands out every intermediate value. Before anything is said about its inside,
+the replay's outputs are held against those that the artifact gave on its own backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.errors import measure
+from blockexport.compare.evidence import Evidence
+from blockexport.compare.inside import Inside, SiteError
+from blockexport.compare.noise import Floor, floor_of
+from blockexport.compare.sites import LABELS, map_sites
+from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.progress import Progress, silent
+from blockexport.models.tensor_names import EMBEDDING
+from blockexport.runtime.replay_decoder import ReplayDecoder
+from blockexport.runtime.replay_graph import ReplayGraph
+
+FIRST_CALLS = 2  # looked into whatever the outputs say: a defect may show inside before it shows outside
+
+
+@dataclass(frozen=True)
+class Location:
+    """The first difference.
+
+    Attributes:
+        position: of the first token of the call it was found in.
+        layer: None for embedding, final norm and head.
+        site: a key of `sites.LABELS`.
+        error: relative L2 error there.
+        floor: eager's own.
+        absent: the graph lacks the value `site`, and the next one differs.
+        layers: all layers that differ of their own accord in that call.
+    """
+
+    position: int
+    layer: int | None
+    site: str
+    error: float
+    floor: float
+    absent: bool
+    layers: frozenset[int]
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        what = LABELS[self.site] + (", which the graph lacks" if self.absent else "")
+        place = what if self.layer is None else f"layer {self.layer}, {what}"
+        return (
+            f"first difference at position {self.position}: {place} "
+            f"(relative error {self.error:.1e}, eager's own {self.floor:.1e})"
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What Locate found out.
+
+    Attributes:
+        location: None when every value inside stays within the floor.
+        reproduced: the replay gives the artifact's outputs within the floor, so what is seen inside is the artifact.
+        ratio: the replay's distance from the artifact's outputs, in units of the floor.
+        rows: every value that was compared, in order, for a table or a plot of error over layers.
+        mapping: whose weights each layer computes with.
+    """
+
+    location: Location | None
+    reproduced: bool
+    ratio: float
+    rows: tuple[SiteError, ...]
+    mapping: tuple[int, ...]
+
+    @property
+    def confined(self) -> frozenset[int] | None:
+        """The layers that differ of their own accord, where others do not."""
+        layers = {row.layer for row in self.rows if row.layer is not None}
+        if self.location is None or not 0 < len(self.location.layers) < len(layers):
+            return None
+        return self.location.layers
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        found = self.location.sentence if self.location else "every value inside the graph stays within the floor"
+        if self.reproduced:
+            return found
+        return (
+            f"the replay does not reproduce the artifact's outputs ({self.ratio:.3g} times the noise floor away), so "
+            f"what it sees inside need not be what the backend did; in the replay: {found}"
+        )
+
+
+def locate(
+    graph: ReplayGraph,
+    checkpoint: Checkpoint,
+    evidence: Evidence,
+    *,
+    whole: bool = False,
+    progress: Progress = silent,
+) -> Search:
+    """Find the first difference.
+
+    Args:
+        graph: the artifact's graph.
+        checkpoint: the source.
+        evidence: what the artifact said, run by its backend.
+        whole: look into every call, for `rows`, instead of stopping at the first that differs.
+        progress: told of the calls done.
+    """
+    slots, last = evidence.max_sequence_length, evidence.last_logits_only
+    decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
+    ids_1S = evidence.ids_S[None]
+    inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
+    exact_PV = evidence.path(checkpoint, torch.float64).run_clean(evidence.positions)
+    eager_PV = evidence.path(checkpoint, evidence.dtype).run_clean(evidence.positions)
+    floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
+    ratio = _distance(decoder, evidence, inputs) / floor.rms
+    inside = Inside(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers), checkpoint, evidence)
+    suspects = list(evidence.calls) if whole else _suspects(evidence, exact_PV, floor)
+    decoder.reset(1)
+    rows: list[SiteError] = []
+    location: Location | None = None
+    for i, call in enumerate(evidence.calls):
+        progress("locating", i, len(evidence.calls))
+        if call not in suspects:
+            decoder.prefill(inputs[:, call.start : call.stop])
+            continue
+        found = inside.look(call, inputs)
+        rows += found
+        location = location or _first(found)
+        if location is not None and not whole:
+            break
+    progress("locating", len(evidence.calls), len(evidence.calls))
+    mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))
+    return Search(location, ratio <= RMS_FACTOR.value, ratio, tuple(rows), mapping)
+
+
+def _distance(decoder: ReplayDecoder, evidence: Evidence, inputs: torch.Tensor) -> float:
+    """Root mean square distance of the replay's outputs from the artifact's."""
+    where = {p: i for i, p in enumerate(evidence.positions)}
+    replayed_PV = torch.full_like(evidence.outputs_PV, torch.nan)
+    decoder.reset(1)
+    for call in evidence.calls:
+        outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
+        for row, position in enumerate(list(call)[-len(outputs_SV) :]):
+            if position in where:
+                replayed_PV[where[position]] = outputs_SV[row]
+    both_nan = replayed_PV.isnan() & evidence.outputs_PV.isnan()
+    difference = (replayed_PV.double() - evidence.outputs_PV.double()).masked_fill(both_nan, 0.0)
+    return float(difference.square().mean().sqrt())
+
+
+def _suspects(evidence: Evidence, exact_PV: torch.Tensor, floor: Floor) -> list[range]:
+    """Calls worth a look: the first ones, and those from the first wrong output on."""
+    errors = measure(evidence.outputs_PV, exact_PV, evidence.positions)
+    wrong_P = ~(errors.max_P <= MAX_FACTOR.value * floor.max_P)
+    wrong = errors.positions_P[wrong_P].tolist()
+    calls = list(evidence.calls)
+    first = next((i for i, call in enumerate(calls) if wrong and wrong[0] in call), 0)
+    return [*calls[:FIRST_CALLS], *calls[first:]]
+
+
+def _first(rows: Sequence[SiteError]) -> Location | None:
+    index = next((i for i, row in enumerate(rows) if row.outside), None)
+    if index is None:
+        return None
+    row = blamed = rows[index]
+    # A value that the graph lacks, right before the first that differs, is what differs.
+    if index and rows[index - 1].absent and rows[index - 1].layer == row.layer:
+        blamed = rows[index - 1]
+    layers = frozenset(r.layer for r in rows if r.outside and r.layer is not None)
+    return Location(row.call.start, row.layer, blamed.site, row.error, row.floor, blamed.absent, layers)
