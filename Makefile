@@ -19,7 +19,7 @@ DEMO_BUNDLE ?= demo-bundle
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
-	$(BIN)/blockexport onnx "$$(cat $(VENV)/.with-smollm2)" -o $(DEMO_BUNDLE) --force
+	$(BIN)/blockexport onnx "$$(cat $(VENV)/.with-smollm2)" -o $(DEMO_BUNDLE) --force --max-sequence-length 512
 	@mkdir -p build
 	$(BIN)/blockexport generate $(DEMO_BUNDLE) "What is the capital of France?" | tee build/demo-answer.txt
 	@grep -q Paris build/demo-answer.txt || { echo "demo: the answer does not say Paris" >&2; exit 1; }

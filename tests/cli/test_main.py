@@ -15,7 +15,7 @@ import typer
 from blockexport.cli import main as program
 from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
 
-COMMAND = [sys.executable, "-c", "import sys; from blockexport.cli.main import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())"]
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
