@@ -76,6 +76,7 @@ class Manifest:
     files: dict[str, FileEntry]
     conversion: dict[str, Any] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
+    engines: dict[str, Any] = field(default_factory=dict)  # file name -> EngineEntry of trt_engine.py, as JSON
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +115,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise UsageError(f"{folder} is not a bundle: it has no {MANIFEST}. `blockexport onnx MODEL -o {folder}` makes one")
+        raise UsageError(
+            f"{folder} is not a bundle: it has no {MANIFEST}. `blockexport onnx MODEL -o {folder}` makes one"
+        )
     try:
         data = json.loads(path.read_text())
         version = data["schema_version"]

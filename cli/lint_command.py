@@ -1,0 +1,38 @@
+"""`blockexport lint`: would TensorRT run this ONNX file as it is written?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockexport.cli import console
+
+
+def lint(
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Any ONNX file, or a bundle's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Look in FILE for what TensorRT accepts and ignores, builds differently, rejects late or crashes on.
+
+    Needs neither TensorRT nor a GPU, and does not read the weights. `blockexport trt` runs the same rules before every
+    build. Exits 0 when nothing was found and 1 when something was; a clean file may still hold a trap nobody knows yet.
+
+    Example: blockexport lint model.onnx
+    """
+    from blockexport.export.manifest import ONNX_FILE
+    from blockexport.export.trt_lint import lint_file
+
+    path = file / ONNX_FILE if file.is_dir() else file
+    findings = lint_file(path)
+    if as_json:
+        console.print_json({"file": str(path), "findings": [asdict(finding) for finding in findings]})
+    else:
+        out = console.stdout_console()
+        for finding in findings:
+            out.print(f"{finding.rule}: {finding}", soft_wrap=True)
+        total = "none of the known traps" if not findings else f"{len(findings)} found"
+        out.print(f"{path}: {total}", soft_wrap=True)
+    raise typer.Exit(1 if findings else 0)

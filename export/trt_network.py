@@ -1,0 +1,164 @@
+"""From a bundle's ONNX file to a TensorRT network: parsed, its attention fused where the backend can, with profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from blockexport.export.graph_builder import OPSET
+from blockexport.export.manifest import Manifest
+from blockexport.export.native_output import captured_stderr
+from blockexport.export.trt_adapter import Adapter, BuildOptions
+from blockexport.models import io_names
+from blockexport.models.errors import UsageError
+from blockexport.models.precision import Precision
+
+_ONNX_TYPES = {
+    Precision.FP32: TensorProto.FLOAT,
+    Precision.FP16: TensorProto.FLOAT16,
+    Precision.BF16: TensorProto.BFLOAT16,
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What shapes a set of kernels is chosen for: rows of the batch and tokens per row, as (least, usual, most)."""
+
+    name: str
+    batch_size: tuple[int, int, int]
+    sequence_length: tuple[int, int, int]
+
+    def takes(self, batch_size: int, sequence_length: int) -> bool:
+        """True when a step of this size runs in this profile."""
+        least, most = self.sequence_length[0], self.sequence_length[2]
+        return self.batch_size[0] <= batch_size <= self.batch_size[2] and least <= sequence_length <= most
+
+
+def make_profiles(max_batch_size: int, max_prefill: int) -> tuple[Profile, Profile]:
+    """Prefill (1 to `max_prefill` tokens per row) and decode (one token per row), for 1 to `max_batch_size` rows."""
+    batch_size = (1, 1, max_batch_size)
+    return (
+        Profile("prefill", batch_size, (1, min(128, max_prefill), max_prefill)),
+        Profile("decode", batch_size, (1, 1, 1)),
+    )
+
+
+def parse(adapter: Adapter, builder: Any, path: Path) -> tuple[Any, Any]:
+    """The network of an ONNX file, and the parser, which owns the weights that the network refers to.
+
+    Raises:
+        UsageError: TensorRT's parser refuses the file, with its first reason.
+    """
+    network = adapter.network(builder)
+    parser = adapter.trt.OnnxParser(network, adapter.log)
+    with captured_stderr():
+        parsed = parser.parse_from_file(str(path))
+    if not parsed:
+        raise UsageError(f"{adapter.name} {adapter.version} rejects {path}: {_parser_errors(parser)}")
+    adapter.log.drain()
+    return network, parser
+
+
+def _parser_errors(parser: Any) -> str:
+    errors = []
+    for index in range(parser.num_errors):
+        error = parser.get_error(index)
+        node = " ".join(part for part in (error.node_operator(), error.node_name()) if part)
+        reason = error.desc().strip().splitlines()
+        # What follows the first lines are TensorRT's own source files and its search for a GPU.
+        told = " ".join(line for line in reason[:2] if "catchCudaError" not in line)
+        errors.append(f"{node}: {told}" if node else told)
+    return "; ".join(errors) or "it gives no reason"
+
+
+def add_profiles(builder: Any, network: Any, config: Any, profiles: Sequence[Profile]) -> None:
+    """Give the config an optimisation profile for each of `profiles`, in order."""
+    for profile in profiles:
+        made = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            sizes = {io_names.BATCH_AXIS: profile.batch_size, io_names.SEQUENCE_AXIS: profile.sequence_length}
+            axes = [(size, tensor.get_dimension_name(axis)) for axis, size in enumerate(tensor.shape)]
+            shapes = [[size if size >= 0 else sizes[name][k] for size, name in axes] for k in range(3)]
+            made.set_shape(tensor.name, *shapes)
+        config.add_optimization_profile(made)
+
+
+def attentions(adapter: Adapter, network: Any) -> list[Any]:
+    """The IAttention of every attention layer, in order of the layers."""
+    trt, found = adapter.trt, []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer
+            found.append(layer.attention)
+    return found
+
+
+def why_not_fused(
+    adapter: Adapter, manifest: Manifest, profiles: Sequence[Profile], targets: Sequence[str]
+) -> str | None:
+    """Why the backend has no fused attention kernel for this model, or None when it has one.
+
+    Nothing in the interface tells, so one attention of the model's form is built by itself, without the permission to
+    take it apart: a second's work.
+    """
+    builder = adapter.builder()
+    network = adapter.network(builder)
+    parser = adapter.trt.OnnxParser(network, adapter.log)
+    parser.parse(_lone_attention(manifest).SerializeToString())
+    config = adapter.config(builder, targets, BuildOptions())
+    add_profiles(builder, network, config, profiles)
+    with captured_stderr():
+        engine = builder.build_serialized_network(network, config)
+    error = adapter.log.drain()
+    if engine is not None:
+        return None
+    if "decomposable" not in error:
+        raise UsageError(f"{adapter.name} {adapter.version} cannot build this model's attention: {error}")
+    shape = f"head_dim {manifest.config.head_dim} in {manifest.precision.value}"
+    return f"{adapter.name} {adapter.version} has no fused kernel for {shape} on {', '.join(targets)}"
+
+
+def _lone_attention(manifest: Manifest) -> onnx.ModelProto:
+    config, dtype = manifest.config, _ONNX_TYPES[manifest.precision]
+    batch, length, slots = io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS, manifest.max_sequence_length
+    cache: list[str | int | None] = [batch, config.num_key_value_heads, slots, config.head_dim]
+    query: list[str | int | None] = [batch, config.num_attention_heads, length, config.head_dim]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Attention", ["query", "key", "value", "mask"], ["mixed"], scale=1.0)],
+        "attention",
+        [
+            value("query", dtype, query),
+            value("key", dtype, cache),
+            value("value", dtype, cache),
+            value("mask", TensorProto.BOOL, [batch, 1, length, slots]),
+        ],
+        [value("mixed", dtype, query)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=11)
+
+
+def set_key_value_lengths(adapter: Adapter, network: Any) -> np.ndarray[Any, Any]:
+    """Tell every attention how many slots of each row are filled: the newest position + 1, beside the mask.
+
+    Returns the constant that the network refers to; it has to outlive the build.
+    """
+    trt, one = adapter.trt, np.ones(1, np.int64)
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    position_ids = next(tensor for tensor in inputs if tensor.name == io_names.POSITION_IDS)
+    # Positions count up along a row, so its largest is its newest.
+    newest = network.add_reduce(position_ids, trt.ReduceOperation.MAX, 1 << 1, False).get_output(0)
+    constant = network.add_constant((1,), one).get_output(0)
+    lengths = network.add_elementwise(newest, constant, trt.ElementWiseOperation.SUM).get_output(0)
+    lengths_32 = network.add_cast(lengths, trt.int32).get_output(0)
+    for attention in attentions(adapter, network):
+        attention.key_value_lengths = lengths_32
+    return one
