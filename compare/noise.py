@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 
 from blockexport.compare.errors import Errors
-from blockexport.compare.tolerances import LUCK, MAX_FACTOR, RMS_FACTOR, ROUNDING_MAX, ROUNDING_RMS, TIE_FACTOR
+from blockexport.compare.tolerances import (
+    LUCK,
+    MANY_POSITIONS,
+    MAX_FACTOR,
+    RMS_FACTOR,
+    RMS_FACTOR_FEW,
+    ROUNDING_MAX,
+    ROUNDING_RMS,
+    TIE_FACTOR,
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +47,10 @@ def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a comparison with the floor found; the ratios are to be held against RMS_FACTOR and MAX_FACTOR."""
+    """What a comparison with the floor found; the ratios are to be held against `rms_limit` and MAX_FACTOR."""
 
     rms_ratio: float
+    rms_limit: float
     max_ratio: float  # the largest over the positions
     worst: int  # index of that position
     not_finite: list[int]  # positions
@@ -50,8 +60,13 @@ class Judgement:
     @property
     def passed(self) -> bool:
         """Whether everything stayed within the floor."""
-        within = self.rms_ratio <= RMS_FACTOR.value and self.max_ratio <= MAX_FACTOR.value
+        within = self.rms_ratio <= self.rms_limit and self.max_ratio <= MAX_FACTOR.value
         return within and not self.not_finite and not self.disagreements
+
+
+def rms_limit(positions: int) -> float:
+    """How many times eager's rms an artifact's may be over that many positions."""
+    return RMS_FACTOR.value if positions >= MANY_POSITIONS else RMS_FACTOR_FEW.value
 
 
 def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Judgement:
@@ -65,6 +80,7 @@ def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Ju
     worst = int(torch.nan_to_num(ratio_P, nan=torch.inf).argmax())
     return Judgement(
         rms_ratio=artifact.rms / floor.rms,
+        rms_limit=rms_limit(len(artifact.positions_P)),
         max_ratio=float(ratio_P[worst]),
         worst=worst,
         not_finite=artifact.positions_P[~artifact.finite_P].tolist(),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockexport.compare.report import Report
-from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR
+from blockexport.compare.tolerances import MANY_POSITIONS, MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW
 
 HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "worst at", "ties")
 
 
 LIMITS = (
-    f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions, at most "
-    f"{MAX_FACTOR.value:g} for the largest difference at each position (shown: the worst)."
+    f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions "
+    f"({RMS_FACTOR_FEW.value:g} below {MANY_POSITIONS}), at most {MAX_FACTOR.value:g} for the largest difference at "
+    "each position (shown: the worst)."
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from blockexport.compare.check import CheckResult, Verdict
 from blockexport.compare.errors import Errors
 from blockexport.compare.noise import Floor, Judgement, judge_errors
-from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR
+from blockexport.compare.tolerances import MAX_FACTOR
 
 
 def judge_stretch(name: str, what: str, artifact: Errors, floor: Floor, *, has_top1: bool) -> CheckResult:
@@ -27,8 +27,8 @@ def judge_stretch(name: str, what: str, artifact: Errors, floor: Floor, *, has_t
 
 def _complaints(artifact: Errors, found: Judgement) -> list[str]:
     complaints = []
-    if found.rms_ratio > RMS_FACTOR.value:
-        complaints.append(f"rms error {found.rms_ratio:.3g} times eager's, limit {RMS_FACTOR.value:g}")
+    if found.rms_ratio > found.rms_limit:
+        complaints.append(f"rms error {found.rms_ratio:.3g} times eager's, limit {found.rms_limit:g}")
     if found.max_ratio > MAX_FACTOR.value:
         position = int(artifact.positions_P[found.worst])
         complaints.append(
@@ -60,7 +60,7 @@ def _figures(artifact: Errors, floor: Floor, found: Judgement) -> dict[str, Any]
         "rms": artifact.rms,
         "rms_floor": floor.rms,
         "rms_ratio": found.rms_ratio,
-        "rms_limit": RMS_FACTOR.value,
+        "rms_limit": found.rms_limit,
         "max": float(artifact.max_P.max()),
         "max_floor": float(floor.max_P.max()),
         "max_ratio": found.max_ratio,

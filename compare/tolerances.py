@@ -20,15 +20,22 @@ class Tolerance:
 
 RMS_FACTOR = Tolerance(
     1.5,
-    "Root mean square over all positions and logits of a stretch, over eager's. A dozen good fp32 artifacts in "
-    "ONNX Runtime lay between 0.91 and 1.07: averaged over thousands of logits, rounding in another order has the "
-    "same size.",
+    "Root mean square over the positions and logits of a stretch, over eager's. 65 good random models with every option "
+    "of the block (40 in fp32, 25 in fp16) in ONNX Runtime: 0.63 to 1.26 in prefills, 0.73 to 1.22 in decode, 0.72 to "
+    "1.38 in batches; about 1 on the average, with a spread of 0.1. SmolLM2-135M in fp32: 0.82 to 0.86.",
 )
+RMS_FACTOR_FEW = Tolerance(
+    2.5,
+    "The same where the stretch has fewer than 64 positions, which share their luck: the error of an early position "
+    "stays in the cache for all that follow. The last 8 slots of the same models: 0.60 to 1.46, with a spread of a "
+    "fifth, five of which lie below 2.5; 26 positions of one row of SmolLM2-135M: 1.53.",
+)
+MANY_POSITIONS = 64  # from here on RMS_FACTOR holds
 MAX_FACTOR = Tolerance(
     8.0,
-    "Largest difference at a single position, over eager's there. Single positions are a matter of luck: the same "
-    "artifacts reached 3.8. A defect confined to one position (a stale slot) moves logits by a thousand times the "
-    "floor.",
+    "Largest difference at a single position, over eager's there. Single positions are a matter of luck: the worst of "
+    "some 15,000 positions of the same models was 5.6 times eager's, the next 3.5. A defect confined to one position (a "
+    "stale slot) moves logits by a thousand times the floor.",
 )
 TIE_FACTOR = Tolerance(
     2.0,
@@ -73,6 +80,7 @@ EXPLAINED = Tolerance(
 
 TABLE: dict[str, Tolerance] = {
     "rms_factor": RMS_FACTOR,
+    "rms_factor_few": RMS_FACTOR_FEW,
     "max_factor": MAX_FACTOR,
     "tie_factor": TIE_FACTOR,
     "luck": LUCK,

@@ -9,9 +9,9 @@ import torch
 
 from blockexport.compare.errors import Errors, measure
 from blockexport.compare.noise import floor_of, judge_errors
-from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR, TIE_FACTOR
+from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW, TIE_FACTOR
 
-P, V = 40, 300
+P, V = 70, 300
 
 
 def logits(seed: int = 0) -> torch.Tensor:
@@ -41,10 +41,12 @@ def test_noise_of_the_same_size_passes() -> None:
     assert found.passed and found.rms_ratio == pytest.approx(1, abs=0.05)
 
 
-def test_the_rms_limit_is_a_limit() -> None:
-    floor = floor_of([noisy(1e-5, 1)], torch.float32)
-    assert judge_errors(noisy(1e-5 * RMS_FACTOR.value * 0.97, 2), floor).passed
-    assert not judge_errors(noisy(1e-5 * RMS_FACTOR.value * 1.03, 2), floor).passed
+@pytest.mark.parametrize(("positions", "limit"), [(63, RMS_FACTOR_FEW.value), (64, RMS_FACTOR.value)])
+def test_the_rms_limit_is_a_limit_and_is_wider_for_few_positions(positions: int, limit: float) -> None:
+    few = range(positions)
+    floor = floor_of([noisy(1e-5, 1).select(few)], torch.float32)
+    assert judge_errors(noisy(1e-5 * limit * 0.97, 2).select(few), floor).passed
+    assert not judge_errors(noisy(1e-5 * limit * 1.03, 2).select(few), floor).passed
 
 
 def test_one_bad_logit_fails_and_is_named() -> None:
