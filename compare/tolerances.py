@@ -20,8 +20,8 @@ class Tolerance:
 
 RMS_FACTOR = Tolerance(
     1.5,
-    "Root mean square over the positions and logits of a stretch, over eager's. 65 good random models with every option "
-    "of the block (40 in fp32, 25 in fp16) in ONNX Runtime: 0.63 to 1.26 in prefills, 0.73 to 1.22 in decode, 0.72 to "
+    "Root mean square over the positions and logits of a stretch, over eager's. 65 good random models with every "
+    "option of the block (40 in fp32, 25 in fp16) in ONNX Runtime: 0.63 to 1.26 in prefills, 0.73 to 1.22 in decode, 0.72 to "
     "1.38 in batches; about 1 on the average, with a spread of 0.1. SmolLM2-135M in fp32: 0.82 to 0.86.",
 )
 RMS_FACTOR_FEW = Tolerance(
@@ -34,8 +34,8 @@ MANY_POSITIONS = 64  # from here on RMS_FACTOR holds
 MAX_FACTOR = Tolerance(
     8.0,
     "Largest difference at a single position, over eager's there. Single positions are a matter of luck: the worst of "
-    "some 15,000 positions of the same models was 5.6 times eager's, the next 3.5. A defect confined to one position (a "
-    "stale slot) moves logits by a thousand times the floor.",
+    "some 15,000 positions of the same models was 5.6 times eager's, the next 3.5. A defect confined to one position "
+    "(a stale slot) moves logits by a thousand times the floor.",
 )
 TIE_FACTOR = Tolerance(
     2.0,
