@@ -1,0 +1,117 @@
+"""The decoder compiled ahead of time by PyTorch's AOTInductor: one package that libtorch runs, in C++ or Python.
+
+The program takes ids, positions and caches, writes new keys and values into the caches it was given, and returns only
+the logits. It is machine code for the processor it was compiled on, so the instruction set goes on record beside it
+(`aoti.json`), and a loader can refuse another processor instead of crashing there.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from blockexport.export.onnx_graph import GraphOptions
+from blockexport.export.trace import example_inputs
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.errors import NotJudgedError
+from blockexport.models.load import load_model
+
+AOTI_FILE = "model.aoti.pt2"
+AOTI_INFO = "aoti.json"
+AOTI_SCHEMA = 1
+
+# Flags of /proc/cpuinfo that a compiler told to use the machine's own instructions may rely on. The others say what the
+# system or the processor does, and not which instructions there are.
+_INSTRUCTIONS = frozenset(
+    "sse4_1 sse4_2 ssse3 popcnt movbe abm aes pclmulqdq bmi1 bmi2 f16c fma avx avx2 adx sha_ni gfni vaes vpclmulqdq "
+    "avx_vnni avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg "
+    "avx512_vpopcntdq avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16".split()
+    + "asimd asimdhp asimddp asimdfhm fphp sve sve2 bf16 i8mm atomics crc32".split()
+)
+
+
+class _InPlace(nn.Module):
+    """A decoder that updates the caches it is given."""
+
+    def __init__(self, decoder: DecoderModel) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, inputs: torch.Tensor, position_ids: torch.Tensor, past_key_values: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        outputs, present = self.decoder(inputs, position_ids, past_key_values)
+        for past, new in zip(past_key_values, present, strict=True):
+            past.copy_(new)
+        result: torch.Tensor = outputs
+        return result
+
+
+def compile_package(checkpoint: Checkpoint, options: GraphOptions, table_rows: int, folder: Path) -> list[str]:
+    """Write `model.aoti.pt2` and `aoti.json` into `folder`; returns their names. Takes a minute for thirty layers.
+
+    Args:
+        checkpoint: the model.
+        options: precision and which ends; M stays symbolic in the package.
+        table_rows: rows of its RoPE table, the largest M a loader may use.
+        folder: an existing folder.
+
+    Raises:
+        NotJudgedError: there is no C++ compiler on this machine.
+    """
+    from torch._inductor import aoti_compile_and_package
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    program = _program(checkpoint, options, table_rows)
+    try:
+        aoti_compile_and_package(program, package_path=str(folder / AOTI_FILE))
+    except InvalidCxxCompiler as error:
+        raise NotJudgedError(
+            f"AOTInductor needs a C++ compiler ({error}): install g++ or clang, or name one in the variable CXX"
+        ) from error
+    (folder / AOTI_INFO).write_text(json.dumps(machine_info(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return [AOTI_FILE, AOTI_INFO]
+
+
+def machine_info() -> dict[str, Any]:
+    """What a package compiled here needs of the machine that runs it."""
+    return {
+        "schema_version": AOTI_SCHEMA,
+        "torch": torch.__version__.partition("+")[0],
+        "machine": platform.machine(),
+        "instruction_set": sorted(instructions()),
+    }
+
+
+def instructions() -> set[str]:
+    """Instruction sets of this processor by the names of /proc/cpuinfo; empty where the system has no such file."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return set()
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return set(flags.partition(":")[2].split()) & _INSTRUCTIONS
+
+
+def _program(checkpoint: Checkpoint, options: GraphOptions, table_rows: int) -> torch.export.ExportedProgram:
+    model = load_model(
+        checkpoint,
+        options.precision.torch_dtype,
+        table_rows,
+        headless=options.headless,
+        last_logits_only=options.last_logits_only,
+    )
+    example = example_inputs(checkpoint.config, options.precision, options.headless)
+    batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
+    sized = {0: batch, 1: length}
+    sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])
+    with torch.no_grad():
+        return torch.export.export(_InPlace(model.eval()), example, dynamic_shapes=sizes, strict=False)

@@ -1,0 +1,91 @@
+"""A bundle's AOTInductor package behind the Decoder interface: compiled code that updates the cache in place."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import torch
+
+from blockexport.export.aoti import AOTI_FILE, AOTI_INFO, AOTI_SCHEMA, instructions
+from blockexport.export.manifest import Manifest
+from blockexport.models.cache import empty_cache
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.runtime.decoder import Decoder
+
+
+class AotiDecoder(Decoder):
+    """The package of a bundle, or one in `package_folder` that is still to be judged."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        max_sequence_length: int | None = None,
+        package_folder: Path | None = None,
+    ) -> None:
+        path = (package_folder or folder) / AOTI_FILE
+        if not path.is_file():
+            raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {folder}` makes one")
+        self.config = manifest.config
+        self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
+        if self.max_sequence_length > manifest.rope_table_rows:
+            raise UsageError(
+                f"max_sequence_length {self.max_sequence_length} is beyond the {manifest.rope_table_rows} rows of the "
+                "package's RoPE table: export again with a larger --max-sequence-length"
+            )
+        self.dtype = manifest.precision.torch_dtype
+        self.last_logits_only = manifest.last_logits_only
+        self.headless = manifest.headless
+        check_machine(path.with_name(AOTI_INFO))
+        try:
+            self._run_package = torch._inductor.aoti_load_package(str(path))
+        except RuntimeError as error:
+            raise UsageError(f"{path} does not load: {error}") from error
+        self.reset()
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffers themselves, [B, K, M, H] each."""
+        return self._past[2 * layer], self._past[2 * layer + 1]
+
+    def _allocate(self, batch_size: int) -> None:
+        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
+
+    def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        given = inputs.to(self.dtype if self.headless else torch.int64).contiguous()
+        with torch.inference_mode():
+            outputs: torch.Tensor = self._run_package(given, position_ids_BS.contiguous(), self._past)
+        return outputs
+
+
+def check_machine(info_path: Path) -> None:
+    """Whether a package can run here, by the `aoti.json` beside it.
+
+    Raises:
+        NotJudgedError: it was compiled for another processor or another PyTorch.
+        UsageError: the record is missing, damaged or of a newer schema.
+    """
+    try:
+        info = json.loads(info_path.read_text(encoding="utf-8"))
+        version = info["schema_version"]
+        needed, machine, made_by = set(info["instruction_set"]), info["machine"], info["torch"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{info_path} cannot be read ({error!r}): make the package again") from error
+    if version != AOTI_SCHEMA:
+        raise UsageError(f"{info_path} has schema version {version}, and {AOTI_SCHEMA} is read here: make it again")
+    present = instructions()
+    missing = sorted(needed - present) if present else []
+    if machine != platform.machine() or missing:
+        what = f"the instructions {', '.join(missing)}" if missing else f"a processor of type {machine}"
+        raise NotJudgedError(
+            f"{info_path.with_name(AOTI_FILE)} was compiled for {what}, which this machine lacks: run "
+            "`blockexport aoti` here, or on a machine like this one"
+        )
+    here = torch.__version__.partition("+")[0]
+    if made_by != here:
+        raise NotJudgedError(
+            f"{info_path.with_name(AOTI_FILE)} was compiled by PyTorch {made_by} and this is {here}: run "
+            "`blockexport aoti` again"
+        )
