@@ -105,6 +105,7 @@ class Inside:
             if site in names
             else SiteError(call, layer, site, 0.0, 0.0, absent=True)
             for site in LAYER_SITES
+            if site not in self.sites.hidden[layer]
         ]
         first = next((row.site for row in rows if row.outside), None)
         if first in ("input_layernorm", "q_proj") and "q_proj" in names:

@@ -16,7 +16,7 @@ from blockexport.compare.evidence import Evidence
 from blockexport.compare.inside import Inside, SiteError
 from blockexport.compare.noise import Floor, floor_of
 from blockexport.compare.sites import LABELS, map_sites
-from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR
+from blockexport.compare.tolerances import MAX_FACTOR, REPLAYED, RMS_FACTOR
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
 from blockexport.models.tensor_names import EMBEDDING
@@ -65,7 +65,7 @@ class Search:
 
     Attributes:
         location: None when every value inside stays within the floor.
-        reproduced: the replay gives the artifact's outputs within the floor, so what is seen inside is the artifact.
+        reproduced: the replay gives the artifact's outputs, so what is seen inside is the artifact.
         ratio: the replay's distance from the artifact's outputs, in units of the floor.
         rows: every value that was compared, in order, for a table or a plot of error over layers.
         mapping: whose weights each layer computes with.
@@ -121,7 +121,8 @@ def locate(
     exact_PV = evidence.path(checkpoint, torch.float64).run_clean(evidence.positions)
     eager_PV = evidence.path(checkpoint, evidence.dtype).run_clean(evidence.positions)
     floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
-    ratio = _distance(decoder, evidence, inputs) / floor.rms
+    distance, error = _distance(decoder, evidence, inputs), measure(evidence.outputs_PV, exact_PV, evidence.positions)
+    reproduced = distance <= max(RMS_FACTOR.value * floor.rms, REPLAYED.value * error.rms)
     inside = Inside(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers), checkpoint, evidence)
     suspects = list(evidence.calls) if whole else _suspects(evidence, exact_PV, floor)
     decoder.reset(1)
@@ -139,7 +140,7 @@ def locate(
             break
     progress("locating", len(evidence.calls), len(evidence.calls))
     mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))
-    return Search(location, ratio <= RMS_FACTOR.value, ratio, tuple(rows), mapping)
+    return Search(location, reproduced, distance / floor.rms, tuple(rows), mapping)
 
 
 def _distance(decoder: ReplayDecoder, evidence: Evidence, inputs: torch.Tensor) -> float:

@@ -111,11 +111,13 @@ class SiteMap:
 
     Attributes:
         layers: for each layer, the name of the value at each site that was found.
+        hidden: sites that cannot be looked for, since the graph has no Attention node to hand them to.
         streams: the value that enters each layer, and after the last the one that leaves it.
         final_norm: the value the head reads.
     """
 
     layers: list[dict[str, str]] = field(default_factory=list)
+    hidden: list[frozenset[str]] = field(default_factory=list)
     streams: list[str | None] = field(default_factory=list)
     final_norm: str | None = None
 
@@ -127,6 +129,7 @@ def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
     for layer in range(num_hidden_layers):
         sites = finder.layer(layer)
         found.layers.append(sites)
+        found.hidden.append(finder.hidden(layer))
         found.streams.append(finder.stream(layer, sites))
     last = found.layers[-1].get("mlp_residual")
     found.final_norm = finder.final_norm()
@@ -182,11 +185,18 @@ class _Finder:
         found["attention_residual"] = _output(_consumer(found["o_proj"], ("Add",)))
         return {**found, **_mlp_roles(found["attention_residual"])}
 
+    def hidden(self, layer: int) -> frozenset[str]:
+        """What goes into an Attention node, where there is none."""
+        present = self.values.get(f"present.{layer}.key")
+        return frozenset() if _descendant(present, ("Attention",)) else frozenset(("query", "mask"))
+
     def stream(self, layer: int, sites: dict[str, str]) -> str | None:
-        """What enters a layer: the residual after the one before, or what its first norm reads."""
-        before = f"model.layers.{layer - 1}.add_1"
-        if layer and before in self.values:
-            return before
+        """What enters a layer: what is added to attention's output, or what its first norm reads."""
+        residual = self.values.get(sites.get("attention_residual", ""))
+        node = None if residual is None else residual.producer()
+        others = [value.name for value in node.inputs if value is not None] if node is not None else []
+        if node is not None and node.op_type == "Add" and sites.get("o_proj") in others:
+            return others[1 - others.index(sites["o_proj"])]
         return self.input_of(sites.get("input_layernorm"))
 
     def input_of(self, name: str | None) -> str | None:

@@ -66,6 +66,12 @@ SITE_FACTOR = Tolerance(
     "the same layer on the same input. A value at one step holds a few dozen numbers, whose noise is a matter of luck "
     "up to 3; the mildest defect of the catalogue (a wrong epsilon) moved its norm by 70 times the floor in fp32.",
 )
+REPLAYED = Tolerance(
+    0.01,
+    "Locate: the replay counts as the artifact when its outputs lie within the floor of the artifact's, or leave no "
+    "more than this share of the artifact's error: a defect that makes the model's numbers larger makes its noise "
+    "larger too (gains of 1 + w instead of w, six times in a model of three layers).",
+)
 NAMED_FACTOR = Tolerance(
     3.0,
     "Diagnose: a defect is named while the artifact's rms error against the model that has it is at most this many "
@@ -88,6 +94,7 @@ TABLE: dict[str, Tolerance] = {
     "rounding_max": ROUNDING_MAX,
     "unchanged": UNCHANGED,
     "site_factor": SITE_FACTOR,
+    "replayed": REPLAYED,
     "named_factor": NAMED_FACTOR,
     "explained": EXPLAINED,
 }

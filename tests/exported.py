@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blockexport.export.manifest import Manifest, write_manifest
 from blockexport.export.onnx_export import export_onnx
 from blockexport.export.onnx_graph import GraphOptions
@@ -41,6 +43,19 @@ EVERYTHING = ModelConfig(
 def random_model(**changes: Any) -> RandomCheckpoint:
     """Weights of standard deviation 0.2 for `EVERYTHING` with `changes`."""
     return RandomCheckpoint(replace(EVERYTHING, **changes), seed=5, reference="tests", std=0.2)
+
+
+class Gainful(RandomCheckpoint):
+    """Random weights with norm gains between 0.25 and 1.75."""
+
+    def read(self, name: str) -> torch.Tensor:
+        values = super().read(name)
+        return (values - 1) * 3 + 1 if name.endswith("norm.weight") else values
+
+
+def gainful(config: ModelConfig, seed: int = 5) -> Gainful:
+    """Weights of standard deviation 0.2 for a config, with gains that make a wrong norm show."""
+    return Gainful(config, seed=seed, reference="tests", std=0.2)
 
 
 def export(

@@ -1,0 +1,127 @@
+"""A bench for spoiling an exported ONNX graph: find its nodes, slip others in between, replace its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from blockexport.export.manifest import ONNX_FILE
+from blockexport.models.config import ModelConfig
+
+Names = str | ir.Value | None
+
+
+class Bench:
+    """The graph of a bundle, open for changes.
+
+    Attributes:
+        layers: those to be spoilt.
+    """
+
+    def __init__(self, folder: Path, config: ModelConfig, layers: Iterable[int] | None = None) -> None:
+        self.model = ir.load(folder / ONNX_FILE)
+        self.graph = self.model.graph
+        self.config = config
+        self.layers = list(range(config.num_hidden_layers) if layers is None else layers)
+        self._count = 0
+
+    def value(self, name: str) -> ir.Value:
+        """A value by its name: an input, an initialiser or a node's output."""
+        for value in (*self.graph.inputs, *self.graph.initializers.values()):
+            if value.name == name:
+                return value
+        return self.node(name).outputs[0]
+
+    def node(self, name: str) -> ir.Node:
+        """The node that makes the value `name`."""
+        return next(node for node in self.graph if node.outputs[0].name == name)
+
+    def nodes(self, op_type: str, *, everywhere: bool = False) -> Iterator[ir.Node]:
+        """The nodes of a type in the layers to be spoilt, or in the whole graph."""
+        prefixes = tuple(f"{kind}.{layer}." for layer in self.layers for kind in ("model.layers", "present"))
+        for node in list(self.graph):
+            if node.op_type == op_type and (everywhere or str(node.outputs[0].name).startswith(prefixes)):
+                yield node
+
+    def named(self, suffix: str) -> Iterator[ir.Node]:
+        """The nodes `model.layers.i.SUFFIX` of the layers to be spoilt."""
+        for layer in self.layers:
+            yield self.node(f"model.layers.{layer}.{suffix}")
+
+    def add(self, op_type: str, *inputs: Names, **attributes: Any) -> ir.Value:
+        """A new node's output."""
+        self._count += 1
+        given = [self.value(item) if isinstance(item, str) else item for item in inputs]
+        node = ir.node(op_type, given, attributes=attributes, name=f"spoilt_{self._count}/{op_type}")
+        node.outputs[0].name = f"spoilt_{self._count}"
+        self.graph.append(node)
+        return node.outputs[0]
+
+    def constant(self, value: Any, dtype: str = "int64") -> ir.Value:
+        """A new initialiser."""
+        self._count += 1
+        name = f"spoilt_{self._count}"
+        tensor = ir.tensor(np.asarray(value, dtype), name=name)
+        made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+        self.graph.register_initializer(made)
+        return made
+
+    def put(self, old: ir.Value, new: ir.Value) -> None:
+        """Let everyone who used `old` use `new`; what `new` is itself made from stays."""
+        ancestors = {id(node) for node in _ancestors(new)}
+        for user, index in list(old.uses()):
+            if id(user) not in ancestors:
+                user.replace_input_with(index, new)
+
+    def become(self, node: ir.Node, new: ir.Value) -> None:
+        """`put`, and `new` takes the name as well: the graph looks as if it had been exported so."""
+        old = node.outputs[0]
+        self.put(old, new)
+        name = old.name
+        old.name = f"{name}.before"
+        new.name = name
+
+    def change(self, node: ir.Node, op_type: str, inputs: Iterable[Names], **attributes: Any) -> None:
+        """Make a node another operator under the same name."""
+        new = self.add(op_type, *inputs, **attributes)
+        old = node.outputs[0]
+        is_output = old in self.graph.outputs
+        if is_output:
+            self.graph.outputs[self.graph.outputs.index(old)] = new
+            new.type, new.shape = old.type, old.shape
+        self.put(old, new)
+        name = old.name
+        old.name, new.name = f"{name}.before", name
+        self.graph.remove(node, safe=False)
+
+    def swap_inputs(self, first: ir.Node, second: ir.Node) -> None:
+        """Exchange the weights (and biases) of two matrix products."""
+        for index in range(1, len(first.inputs)):
+            left, right = first.inputs[index], second.inputs[index]
+            first.replace_input_with(index, right)
+            second.replace_input_with(index, left)
+
+    def save(self, folder: Path, source: Path) -> Path:
+        """Write a bundle beside the sound one: everything copied, the graph replaced."""
+        folder.mkdir(parents=True)
+        for path in source.iterdir():
+            if path.is_file() and path.name != ONNX_FILE:
+                (folder / path.name).write_bytes(path.read_bytes())
+        self.graph.sort()
+        ir.save(self.model, folder / ONNX_FILE)
+        return folder
+
+
+def _ancestors(value: ir.Value) -> list[ir.Node]:
+    """The new nodes behind a value (those put in by the bench), itself included."""
+    found, front = [], [value.producer()]
+    while front:
+        node = front.pop()
+        if node is not None and str(node.name).startswith("spoilt_"):
+            found.append(node)
+            front += [item.producer() for item in node.inputs if item is not None]
+    return found
