@@ -1,0 +1,77 @@
+"""SmolLM2-135M-Instruct from its GGUF: the whole way on a real model, and the same bundle in onnxruntime-genai."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blockexport.cli.main import main
+from blockexport.runtime.open import open_decoder
+from blockexport.runtime.text import BundleTokenizer
+from tests.support import smollm2_gguf
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exported in fp32 with 512 cache slots, judged."""
+    target = tmp_path_factory.mktemp("smollm2") / "bundle"
+    assert main(["onnx", str(smollm2_gguf()), "-o", str(target), "-M", "512"]) == 0
+    return target
+
+
+def prompt_ids(bundle: Path) -> list[int]:
+    return BundleTokenizer(bundle).encode_chat([{"role": "user", "content": QUESTION}])
+
+
+def test_the_report_covers_prefill_decode_and_the_last_slot(bundle: Path) -> None:
+    report = json.loads((bundle / "parity" / "report.json").read_text())
+    assert report["verdict"] == "pass"
+    assert report["tokens"]["prefill"] == 256 and report["tokens"]["decode"] >= 64
+    assert report["positions"]["position"][-1] == 511
+    greedy = next(check for check in report["checks"] if check["name"] == "greedy")
+    assert greedy["verdict"] == "pass"
+
+
+def test_it_answers(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(bundle), QUESTION]) == 0
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_redeclaring_m_leaves_the_logits_unchanged(bundle: Path) -> None:
+    ids_BS = torch.tensor([prompt_ids(bundle)])
+    steps = [int(token) for token in np.arange(5) * 97 + 11]
+    outcomes: list[torch.Tensor] = []
+    for slots in (64, 512, 2048):
+        decoder = open_decoder(bundle, max_sequence_length=slots)
+        outcomes.append(
+            torch.cat([decoder.prefill(ids_BS), *(decoder.step(torch.tensor([[t]])) for t in steps)], dim=1)
+        )
+        assert decoder.cache(0)[0].shape[2] == slots
+    for other in outcomes[1:]:
+        torch.testing.assert_close(other, outcomes[0], rtol=0, atol=2e-4)
+
+
+def test_onnxruntime_genai_runs_the_bundle_as_it_is(bundle: Path) -> None:
+    genai = pytest.importorskip("onnxruntime_genai")
+    prompt, count = BundleTokenizer(bundle).encode("The history of the city of Paris begins"), 40
+    decoder = open_decoder(bundle)
+    logits = decoder.prefill(torch.tensor([prompt]))
+    ours: list[int] = []
+    for _ in range(count):
+        ours.append(int(logits[0, -1].argmax()))
+        logits = decoder.step(torch.tensor([[ours[-1]]]))
+    params = genai.GeneratorParams(model := genai.Model(str(bundle)))
+    params.set_search_options(max_length=len(prompt) + count, do_sample=False)
+    generator = genai.Generator(model, params)
+    generator.append_tokens(np.array(prompt, dtype=np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    theirs = generator.get_sequence(0)[len(prompt) :].tolist()
+    assert len(theirs) == count, "a prompt that is not answered in a word"
+    assert theirs == ours
