@@ -20,7 +20,9 @@ from blockexport.cli.compare_command import compare
 from blockexport.cli.doctor_command import doctor
 from blockexport.cli.generate_command import generate
 from blockexport.cli.inspect_command import inspect
+from blockexport.cli.lint_command import lint
 from blockexport.cli.onnx_command import onnx
+from blockexport.cli.trt_command import trt
 from blockexport.models.errors import BlockexportError
 
 EXIT_NOT_HERE = 3
@@ -73,6 +75,8 @@ def _options(
 
 app.command("onnx", short_help="Export a checkpoint as an ONNX bundle and prove the file.")(onnx)
 app.command("compare", short_help="Judge a bundle's file against eager PyTorch.")(compare)
+app.command("trt", short_help="Build a TensorRT engine, audited, into a bundle.")(trt)
+app.command("lint", short_help="Find what TensorRT would misread in an ONNX file.")(lint)
 app.command("inspect", short_help="Count a model's parameters, operations and cache.")(inspect)
 app.command("generate", short_help="Answer a prompt from a bundle.")(generate)
 app.command("doctor", short_help="Say what this machine can do, and what to mend.")(doctor)

@@ -8,7 +8,7 @@ from blockexport.export.manifest import Manifest, read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
 
-BACKENDS = ("onnxruntime", "replay", "pt2", "eager")
+BACKENDS = ("onnxruntime", "replay", "pt2", "eager", "tensorrt", "tensorrt-rtx")
 
 
 def open_decoder(
@@ -49,9 +49,22 @@ def open_decoder(
         from blockexport.runtime.pt2_decoder import Pt2Decoder
 
         return Pt2Decoder(folder, manifest, max_sequence_length=max_sequence_length)
+    if backend in ("tensorrt", "tensorrt-rtx"):
+        return _tensorrt(folder, manifest, backend, max_sequence_length)
     if backend == "eager":
         return _eager(manifest, max_sequence_length, model)
     raise UsageError(f"no backend {backend!r}: there are {', '.join(BACKENDS)}")
+
+
+def _tensorrt(folder: Path, manifest: Manifest, backend: str, max_sequence_length: int | None) -> Decoder:
+    from blockexport.runtime.trt_decoder import TensorRtDecoder
+
+    if max_sequence_length not in (None, manifest.max_sequence_length):
+        raise UsageError(
+            f"an engine's cache has the {manifest.max_sequence_length} slots it was built with, not "
+            f"{max_sequence_length}: export and build again with --max-sequence-length {max_sequence_length}"
+        )
+    return TensorRtDecoder.open(folder, manifest, backend)
 
 
 def _eager(manifest: Manifest, max_sequence_length: int | None, model: str | None) -> Decoder:

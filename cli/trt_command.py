@@ -1,0 +1,334 @@
+"""`blockexport trt`: a TensorRT engine from a checkpoint or a bundle, audited before it is built."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockexport.export.manifest import Manifest
+    from blockexport.export.trt_adapter import Adapter, BuildOptions
+    from blockexport.export.trt_engine import EngineEntry
+    from blockexport.export.trt_network import Profile
+    from blockexport.models.precision import Precision
+
+DEFAULT_PREFILL = 512
+DEFAULT_BATCH = 8
+EXIT_BAD = 1
+
+
+def trt(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|BUNDLE",
+            help="A checkpoint (folder, .gguf file, Hugging Face id, preset), or a bundle that the engine is added to.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle to make; for a checkpoint only.")
+    ] = None,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Weights, activations and cache in float16.")] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="In bfloat16.")] = False,
+    fp32: Annotated[
+        bool, typer.Option("--fp32", help="In float32, without TF32; attention has no fused kernel there.")
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="tensorrt|tensorrt-rtx",
+            help="tensorrt builds for the GPU in the machine; tensorrt-rtx for any of its GPUs, without one. "
+            "Default: whichever is installed, tensorrt before tensorrt-rtx.",
+        ),
+    ] = None,
+    compute_capability: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compute-capability",
+            metavar="8.9",
+            help="GPU generation to build for, as NVIDIA numbers them; tensorrt-rtx only. May be repeated: one engine "
+            "then serves all of them. Default: the GPU in the machine.",
+        ),
+    ] = None,
+    max_sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-sequence-length", "-M", metavar="M", min=1, help="Cache slots per row; for a checkpoint only."
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int,
+        typer.Option("--max-batch-size", min=1, help="Most rows per step. With 1, tensorrt-rtx stores weights twice."),
+    ] = DEFAULT_BATCH,
+    max_prefill: Annotated[
+        int | None,
+        typer.Option(
+            "--max-prefill",
+            min=1,
+            help=f"Most tokens per row and step; longer prompts go in chunks. Default: M, at most {DEFAULT_PREFILL}.",
+        ),
+    ] = None,
+    workspace: Annotated[
+        int | None, typer.Option("--workspace", metavar="MIB", min=1, help="Most scratch memory a kernel may take.")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--timing-cache",
+            metavar="FILE",
+            dir_okay=False,
+            help="Reuse measured kernel times from FILE and add to it; pins the choice of kernels. tensorrt only.",
+        ),
+    ] = None,
+    builder_optimization_level: Annotated[
+        int | None,
+        typer.Option(
+            "--builder-optimization-level", min=0, max=5, help="0 builds fastest, 5 searches longest. tensorrt only."
+        ),
+    ] = None,
+    strip_weights: Annotated[
+        bool,
+        typer.Option("--strip-weights", help="Leave the weights out; they are read from the bundle when it is loaded."),
+    ] = False,
+    hardware_compatibility: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware-compatibility",
+            metavar="ampere-plus|same-compute-capability",
+            help="Let the engine run on other GPUs than this one, for some speed. tensorrt only.",
+        ),
+    ] = None,
+    version_compatible: Annotated[
+        bool, typer.Option("--version-compatible", help="Let later TensorRT versions load the engine. tensorrt only.")
+    ] = False,
+    key_value_lengths: Annotated[
+        bool,
+        typer.Option(
+            "--key-value-lengths",
+            help="Tell attention how many slots are filled, beside the mask. Not proven on a GPU yet. tensorrt only.",
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle; for a checkpoint only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> int:
+    """Build a TensorRT engine and add it to a bundle.
+
+    The graph is looked through for what TensorRT misreads (see `blockexport lint`), parsed, and the parsed network
+    compared with the graph, before anything is built: caches updated in place, precision of every matrix product, norm
+    statistics and RoPE in float32, names, types and shapes. The engine has two profiles, prefill and decode. It goes to
+    BUNDLE/engines, and what was found to BUNDLE/manifest.json.
+
+    From a checkpoint the ONNX bundle is made and judged first, as `blockexport onnx` does. An engine itself is judged
+    where a GPU is: blockexport compare BUNDLE --backend tensorrt.
+
+    Example: blockexport trt smollm2 --backend tensorrt-rtx --compute-capability 8.9
+
+    Example: blockexport trt ./SmolLM2-135M -o smollm2 --fp16
+    """
+    from blockexport.export.manifest import MANIFEST
+    from blockexport.export.trt_adapter import BuildOptions
+
+    into_bundle = (Path(model) / MANIFEST).is_file()
+    precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
+    adapter = _adapter(backend)
+    targets = adapter.targets(compute_capability or ())
+    options = BuildOptions(
+        workspace_mib=workspace,
+        timing_cache=_read_timing_cache(timing_cache),
+        builder_optimization_level=builder_optimization_level,
+        strip_weights=strip_weights,
+        hardware_compatibility=_hardware_compatibility(hardware_compatibility),
+        version_compatible=version_compatible,
+        key_value_lengths=key_value_lengths,
+    )
+    adapter.check_options(options)
+    exported = 0
+    if into_bundle:
+        folder = Path(model)
+        _refuse_for_bundle({"--output": output, "--max-sequence-length": max_sequence_length, "--force": force or None})
+    else:
+        folder = _named_output(model, output, precision)
+        exported = _export(model, folder, precision, max_sequence_length, force=force, quiet=quiet, as_json=as_json)
+        if exported == EXIT_BAD:
+            console.say("no engine was built, because the graph did not pass")
+            return exported
+    name, manifest = _build(
+        adapter, folder, precision, targets, (max_batch_size, max_prefill), options, timing_cache, quiet or as_json
+    )
+    _tell(folder, name, manifest, as_json=as_json)
+    return exported
+
+
+def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Precision | None:
+    from blockexport.models.errors import UsageError
+    from blockexport.models.precision import Precision
+
+    asked = [p for p, wanted in zip(Precision, (fp32, fp16, bf16), strict=True) if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"--{' and --'.join(asked)} contradict each other: an engine has one precision")
+    return asked[0] if asked else None
+
+
+def _adapter(backend: str | None) -> Adapter:
+    from blockexport.export.trt_adapter import TENSORRT, TENSORRT_RTX, load_backend
+    from blockexport.models.errors import NotJudgedError
+
+    if backend is not None:
+        return load_backend(backend)
+    try:
+        return load_backend(TENSORRT)
+    except NotJudgedError:
+        return load_backend(TENSORRT_RTX)
+
+
+def _hardware_compatibility(level: str | None) -> str | None:
+    from blockexport.models.errors import UsageError
+
+    if level not in (None, "ampere-plus", "same-compute-capability"):
+        raise UsageError(f"--hardware-compatibility {level!r} is neither ampere-plus nor same-compute-capability")
+    return level
+
+
+def _read_timing_cache(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    return path.read_bytes() if path.exists() else b""
+
+
+def _refuse_for_bundle(options: dict[str, Any]) -> None:
+    from blockexport.models.errors import UsageError
+
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is for a checkpoint; this is a bundle, and the engine is added to it: leave it out"
+            )
+
+
+def _named_output(model: str, output: Path | None, precision: Precision | None) -> Path:
+    from blockexport.models.errors import UsageError
+
+    if output is None:
+        raise UsageError(f"{model} is not a bundle, so the engine needs one to lie in: name it with -o BUNDLE")
+    if precision is None:
+        raise UsageError("say in which precision: --fp16, --bf16 or --fp32")
+    return output
+
+
+def _export(
+    model: str, folder: Path, precision: Precision | None, slots: int | None, *, force: bool, quiet: bool, as_json: bool
+) -> int:
+    """Make and judge the ONNX bundle; its words go to stderr where stdout is for our own JSON."""
+    from blockexport.cli.onnx_command import onnx
+
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        return onnx(
+            model,
+            folder,
+            fp32=precision == "fp32",
+            fp16=precision == "fp16",
+            bf16=precision == "bf16",
+            max_sequence_length=slots,
+            force=force,
+            quiet=quiet or as_json,
+        )
+
+
+def _build(
+    adapter: Adapter,
+    folder: Path,
+    precision: Precision | None,
+    targets: Sequence[str],
+    most: tuple[int, int | None],
+    options: BuildOptions,
+    timing_cache: Path | None,
+    quiet: bool,
+) -> tuple[str, Manifest]:
+    from blockexport.export.manifest import read_manifest
+    from blockexport.export.trt_build import build_engine
+    from blockexport.export.trt_engine import check_sources, write_engine
+
+    manifest = read_manifest(folder)
+    _check_precision(folder, manifest, precision)
+    profiles = _profiles(manifest, *most)
+    check_sources(folder, manifest)
+    with console.progress_bar(quiet=quiet) as progress:
+        built = build_engine(adapter, folder, manifest, targets, profiles, options, progress)
+    name, manifest = write_engine(folder, manifest, adapter, targets, profiles, options, built)
+    if timing_cache is not None and built.timing_cache is not None:
+        partial = timing_cache.with_name(f".{timing_cache.name}.partial")
+        partial.write_bytes(built.timing_cache)
+        os.replace(partial, timing_cache)
+    return name, manifest
+
+
+def _check_precision(folder: Path, manifest: Manifest, precision: Precision | None) -> None:
+    from blockexport.models.errors import UsageError
+
+    if precision is not None and precision is not manifest.precision:
+        raise UsageError(
+            f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
+            f"needs a bundle of its own, blockexport trt {manifest.source.reference} -o NEW_BUNDLE --{precision}"
+        )
+
+
+def _profiles(manifest: Manifest, max_batch_size: int, max_prefill: int | None) -> tuple[Profile, Profile]:
+    from blockexport.export.trt_network import make_profiles
+    from blockexport.models.errors import UsageError
+
+    slots = manifest.max_sequence_length
+    if max_prefill is not None and max_prefill > slots:
+        raise UsageError(
+            f"--max-prefill {max_prefill} is beyond the bundle's {slots} cache slots: choose at most {slots}"
+        )
+    return make_profiles(max_batch_size, min(DEFAULT_PREFILL, slots) if max_prefill is None else max_prefill)
+
+
+def _tell(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
+    from blockexport.export.trt_engine import engines_of
+
+    file = manifest.files[name]
+    if as_json:
+        described = {"file": name, "bytes": file.bytes, "sha256": file.sha256, **manifest.engines[name]}
+        console.print_json({"bundle": str(folder), "engine": described})
+        return
+    out = console.stdout_console()
+    for line in _summary(folder / name, file.bytes, engines_of(manifest)[name]):
+        out.print(line, soft_wrap=True)
+
+
+def _summary(path: Path, size: int, entry: EngineEntry) -> list[str]:
+    audit = entry.audit
+    attention = audit["attention"] + (f" ({audit['attention_reason']})" if audit["attention_reason"] else "")
+    spans = [
+        f"{profile.name} {profile.sequence_length[0]}..{profile.sequence_length[2]} tokens x "
+        f"{profile.batch_size[0]}..{profile.batch_size[2]} rows"
+        for profile in entry.profiles
+    ]
+    weights = ", ".join(f"{size / 1e6:.3g} MB {dtype}" for dtype, size in audit["weight_bytes"].items() if size > 1e4)
+    return [
+        f"{path}: {size / 1e6:.1f} MB, {entry.backend} {entry.version}, for {', '.join(entry.compute_capabilities)}",
+        f"  caches       {audit['cache_updates']}, each updated in place",
+        f"  attention    {audit['attention_layers']} layers, {attention}; softmax {audit['softmax']}",
+        f"  products     {_counted(audit['matrix_products'])}",
+        f"  norms, RoPE  {_counted(audit['norm_statistics'])}; {_counted(audit['rotary_embeddings'])}",
+        f"  weights      {weights}",
+        f"  profiles     {'; '.join(spans)}",
+        f"  rebuild      {entry.rebuild}",
+        "  not executed: judge it where its GPU is, with blockexport compare --backend " + entry.backend,
+    ]
+
+
+def _counted(types: dict[str, int]) -> str:
+    return ", ".join(f"{count} in {dtype}" for dtype, count in types.items())
