@@ -20,8 +20,17 @@ class Arithmetic:
 
 def arithmetic_of(backend: str, precision: Precision) -> Arithmetic:
     """What a run of an artifact of `precision` on `backend` proves."""
+    if backend in ("tensorrt", "tensorrt-rtx"):
+        return Arithmetic(True, True, f"the engine's own kernels on the GPU, matrix products in {precision.dtype_name}")
     if precision is Precision.FP32:
         return Arithmetic(True, True, "every operator in float32")
+    if backend == "aoti":
+        return Arithmetic(
+            False,
+            True,
+            f"AOTInductor on a CPU stores {precision.dtype_name} and computes what it fuses in float32: judged are the "
+            "program, the rounded weights and the cache, and not the rounding of a target that computes in it",
+        )
     if backend != "onnxruntime":
         return Arithmetic(True, True, f"PyTorch on the CPU, every operator in {precision.dtype_name}")
     if precision is Precision.FP16:

@@ -11,6 +11,7 @@ from blockexport.export.manifest import ONNX_FILE, Manifest
 from blockexport.export.native_output import captured_stderr
 from blockexport.export.trt_adapter import Adapter, BuildOptions
 from blockexport.export.trt_audit import Audit, audit
+from blockexport.export.trt_fusion import why_not_fused
 from blockexport.export.trt_lint import require_clean
 from blockexport.export.trt_network import (
     Profile,
@@ -18,7 +19,6 @@ from blockexport.export.trt_network import (
     attentions,
     parse,
     set_key_value_lengths,
-    why_not_fused,
 )
 from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
 from blockexport.models.progress import Progress, silent

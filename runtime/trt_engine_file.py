@@ -63,7 +63,9 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
             that the installed TensorRT does not load.
     """
     path, listed = folder / name, manifest.files.get(name)
-    again = f"blockexport trt {folder} --backend {entry.backend} builds it again"
+    targets = "".join(f" --compute-capability {target}" for target in entry.compute_capabilities)
+    option = targets if entry.backend == TENSORRT_RTX else ""
+    again = f"blockexport trt {folder} --backend {entry.backend}{option} builds it again"
     if listed is None or not path.is_file():
         raise UsageError(f"{path} is missing: {again}")
     size = path.stat().st_size

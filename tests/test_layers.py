@@ -25,6 +25,8 @@ HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_decoder.py"},
     "onnx": {
         "export/onnx_graph.py",
+        "export/trt_fusion.py",
+        "export/trt_lint.py",
         "runtime/onnx_decoder.py",
         "compare/artifact_weights.py",
         "cli/doctor_command.py",
