@@ -16,12 +16,15 @@ from collections.abc import Sequence
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.aoti_command import aoti
 from blockexport.cli.compare_command import compare
+from blockexport.cli.cpp_command import cpp
 from blockexport.cli.doctor_command import doctor
 from blockexport.cli.generate_command import generate
 from blockexport.cli.inspect_command import inspect
 from blockexport.cli.lint_command import lint
 from blockexport.cli.onnx_command import onnx
+from blockexport.cli.selftest_command import selftest
 from blockexport.cli.trt_command import trt
 from blockexport.models.errors import BlockexportError
 
@@ -79,6 +82,9 @@ app.command("trt", short_help="Build a TensorRT engine, audited, into a bundle."
 app.command("lint", short_help="Find what TensorRT would misread in an ONNX file.")(lint)
 app.command("inspect", short_help="Count a model's parameters, operations and cache.")(inspect)
 app.command("generate", short_help="Answer a prompt from a bundle.")(generate)
+app.command("selftest", short_help="Replay a bundle's golden vectors on this machine.")(selftest)
+app.command("aoti", short_help="Compile a bundle's model for programs with libtorch.")(aoti)
+app.command("cpp", short_help="Write a C++ project that chats with a bundle.")(cpp)
 app.command("doctor", short_help="Say what this machine can do, and what to mend.")(doctor)
 
 

@@ -30,12 +30,11 @@ AOTI_SCHEMA = 1
 
 # Flags of /proc/cpuinfo that a compiler told to use the machine's own instructions may rely on. The others say what the
 # system or the processor does, and not which instructions there are.
-_INSTRUCTIONS = frozenset(
-    "sse4_1 sse4_2 ssse3 popcnt movbe abm aes pclmulqdq bmi1 bmi2 f16c fma avx avx2 adx sha_ni gfni vaes vpclmulqdq "
-    "avx_vnni avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg "
-    "avx512_vpopcntdq avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16".split()
-    + "asimd asimdhp asimddp asimdfhm fphp sve sve2 bf16 i8mm atomics crc32".split()
-)
+_X86 = """sse4_1 sse4_2 ssse3 popcnt movbe abm aes pclmulqdq bmi1 bmi2 f16c fma avx avx2 adx sha_ni gfni vaes vpclmulqdq
+avx_vnni avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg
+avx512_vpopcntdq avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16"""
+_ARM = """asimd asimdhp asimddp asimdfhm fphp sve sve2 bf16 i8mm atomics crc32"""
+_INSTRUCTIONS = frozenset(_X86.split()) | frozenset(_ARM.split())
 
 
 class _InPlace(nn.Module):

@@ -8,7 +8,7 @@ from blockexport.export.manifest import Manifest, read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
 
-BACKENDS = ("onnxruntime", "replay", "pt2", "eager", "tensorrt", "tensorrt-rtx")
+BACKENDS = ("onnxruntime", "replay", "pt2", "aoti", "eager", "tensorrt", "tensorrt-rtx")
 
 
 def open_decoder(
@@ -51,6 +51,10 @@ def open_decoder(
         return Pt2Decoder(folder, manifest, max_sequence_length=max_sequence_length)
     if backend in ("tensorrt", "tensorrt-rtx"):
         return _tensorrt(folder, manifest, backend, max_sequence_length)
+    if backend == "aoti":
+        from blockexport.runtime.aoti_decoder import AotiDecoder
+
+        return AotiDecoder(folder, manifest, max_sequence_length=max_sequence_length)
     if backend == "eager":
         return _eager(manifest, max_sequence_length, model)
     raise UsageError(f"no backend {backend!r}: there are {', '.join(BACKENDS)}")

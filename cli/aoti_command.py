@@ -1,0 +1,121 @@
+"""`blockexport aoti`: the decoder compiled ahead of time, for programs with libtorch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from blockexport.compare.report import Report
+    from blockexport.export.manifest import Manifest
+    from blockexport.models.checkpoint import Checkpoint
+    from blockexport.models.progress import Progress
+
+EXIT_BAD = 1
+
+
+def aoti(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|BUNDLE",
+            help="A checkpoint (folder, .gguf file, Hugging Face id, preset), or a bundle that it is added to.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle to make; for a checkpoint only.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--model", help="The bundle's source checkpoint, if it has moved; for a bundle only.")
+    ] = None,
+    no_compare: Annotated[bool, typer.Option("--no-compare", help="Add the package without judging it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle; for a checkpoint only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
+) -> int:
+    """Compile a model with PyTorch's AOTInductor, judge the package, and add it to a bundle.
+
+    The package runs from C++ with libtorch alone, and updates the cache in place. It is code for this machine's
+    processor; others refuse it by name. Compiling takes about a minute for 30 layers and needs a C++ compiler. A
+    package that fails is not added, and the exit code is 1. A checkpoint is first exported as `blockexport onnx` does.
+
+    Example: blockexport aoti smollm2
+    """
+    from blockexport.export.manifest import MANIFEST
+    from blockexport.models.errors import UsageError
+
+    if (Path(model) / MANIFEST).is_file():
+        if output is not None or force:
+            raise UsageError("--output and --force are for a checkpoint: the package is added to the bundle itself")
+        return _add(Path(model), source, no_compare=no_compare, quiet=quiet)
+    if output is None or source is not None:
+        raise UsageError(f"{model} is no bundle: name one with -o BUNDLE, which is made first (and leave out --model)")
+    from blockexport.cli.onnx_command import onnx
+
+    code = onnx(model, output, no_compare=no_compare, force=force, quiet=quiet)
+    return code or _add(output, None, no_compare=no_compare, quiet=quiet)
+
+
+def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> int:
+    from blockexport.compare.source import open_source
+    from blockexport.export.aoti import compile_package
+    from blockexport.export.bundle import add_files
+    from blockexport.export.manifest import ONNX_FILE, read_manifest
+    from blockexport.export.onnx_graph import GraphOptions
+
+    manifest = read_manifest(bundle)
+    checkpoint = open_source(manifest, source)
+    options = GraphOptions(
+        manifest.precision,
+        manifest.max_sequence_length,
+        headless=manifest.headless,
+        last_logits_only=manifest.last_logits_only,
+    )
+    # Beside the bundle, so that what passed is moved and not copied.
+    folder = Path(tempfile.mkdtemp(prefix=f".{bundle.absolute().name}.", suffix=".aoti", dir=bundle.absolute().parent))
+    try:
+        with console.progress_bar(quiet=quiet) as progress:
+            progress("compiling", 0, 1)
+            names = compile_package(checkpoint, options, manifest.rope_table_rows, folder)
+            progress("compiling", 1, 1)
+            report = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
+        if report is not None and report.exit_code == EXIT_BAD:
+            return _refuse(report)
+        for name in names:
+            os.replace(folder / name, bundle / name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    add_files(bundle, names, manifest.files[ONNX_FILE].made_from)
+    return _tell(bundle, report, quiet=quiet)
+
+
+def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Report:
+    from blockexport.compare.bundle import bundle_options
+    from blockexport.compare.judge import judge
+    from blockexport.runtime.aoti_decoder import AotiDecoder
+
+    decoder = AotiDecoder(bundle, manifest, package_folder=folder)
+    return judge(decoder, checkpoint, bundle_options(bundle, "aoti"), progress)
+
+
+def _refuse(report: Report) -> int:
+    from blockexport.compare.report_table import render_table
+
+    console.stdout_console().print(render_table(report))
+    console.say("the package is bad and was not added")
+    return EXIT_BAD
+
+
+def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> int:
+    from blockexport.compare.report_table import render_table
+
+    if report is not None:
+        console.stdout_console().print(render_table(report))
+    console.say(f"the package was added to {bundle}: blockexport cpp {bundle} -o chat --backend aoti", quiet=quiet)
+    return 0 if report is None else report.exit_code

@@ -1,0 +1,65 @@
+"""`blockexport cpp`: a C++ project that chats with a bundle, ready for CMake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockexport.cli import console
+
+
+def cpp(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to write the project into.")
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="onnxruntime|aoti|tensorrt|tensorrt-rtx",
+            help="What the program runs the bundle with; may be repeated, and the first is its default. "
+            "Default: onnxruntime.",
+        ),
+    ] = None,
+    cmake_dir: Annotated[
+        bool, typer.Option("--cmake-dir", help="Print the folder for -Dblockexport_DIR=..., and do nothing else.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an older project's files.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what to do next.")] = False,
+) -> None:
+    """Write a C++ project for BUNDLE: CMakeLists.txt, main.cpp (a chat in the terminal) and selftest.cpp.
+
+    The programs need no Python. selftest replays the bundle's golden vectors and exits 1 on a difference: run it on the
+    target machine before anything else.
+
+    Example: blockexport cpp smollm2 -o chat
+    """
+    from blockexport.runtime import cpp_project
+
+    if cmake_dir:
+        typer.echo(cpp_project.cmake_dir())
+        return
+    from blockexport.export.manifest import read_manifest
+    from blockexport.models.errors import UsageError
+
+    if bundle is None or output is None:
+        raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
+    manifest = read_manifest(bundle)
+    backends = tuple(backend or ("onnxruntime",))
+    cpp_project.write_project(output, backends, force=force)
+    if manifest.headless:
+        console.say("note: a headless bundle has no logits: selftest runs, and chat says so", quiet=quiet)
+    if "aoti" in backends and "model.aoti.pt2" not in manifest.files:
+        console.say(f"note: the bundle has no AOTInductor package yet: blockexport aoti {bundle}", quiet=quiet)
+    first = f" --backend {backends[0]}" if len(backends) > 1 else ""
+    console.say(
+        f"next:\n  cmake -S {output} -B {output}/build && cmake --build {output}/build\n"
+        f"  {output}/build/selftest {bundle}{first}\n"
+        f'  {output}/build/chat {bundle} "What is the capital of France?"{first}',
+        quiet=quiet,
+    )

@@ -1,0 +1,51 @@
+"""`blockexport selftest`: does this machine compute what the exporting one did?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockexport.cli import console
+
+
+def selftest(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="onnxruntime|aoti|pt2|eager", help="What runs the model.")
+    ] = "onnxruntime",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> int:
+    """Check a bundle's files by their hashes, and replay its golden vectors.
+
+    The vectors are logits of the float64 reference at a few positions of one text, with the limits that the parity
+    report derived; they need no checkpoint, only the bundle. Exit code 0: equal within the limits, 1: a difference.
+
+    Example: blockexport selftest smollm2
+    """
+    from dataclasses import asdict
+
+    from blockexport.export.golden import read_golden
+    from blockexport.export.manifest import read_manifest
+    from blockexport.runtime.open import open_decoder
+    from blockexport.runtime.selftest import check_files, replay_golden
+
+    with console.progress_bar(quiet=quiet or as_json) as progress:
+        manifest = read_manifest(bundle)
+        check_files(bundle, manifest, progress)
+        golden = read_golden(bundle)
+        result = replay_golden(open_decoder(bundle, backend), golden, progress)
+    if as_json:
+        figures = {name: str(value) if value != value else value for name, value in asdict(result).items()}
+        console.print_json({"backend": backend, "files": len(manifest.files), **figures})
+    else:
+        console.stdout_console().print(
+            f"{len(manifest.files)} files are as they were exported\n"
+            f"{result.positions} golden positions on {backend}: {'passed' if result.passed else 'FAILED'}: root mean "
+            f"square difference {result.rms:.3g} (limit {result.rms_tolerance:.3g}); largest at position "
+            f"{result.worst_position}: {result.worst_difference:.3g} (limit {result.worst_tolerance:.3g})",
+            soft_wrap=True,
+        )
+    return 0 if result.passed else 1

@@ -1,0 +1,90 @@
+"""Replay a bundle's golden vectors: what a deployment runs on its own machine before it trusts the build.
+
+The C++ sample `selftest` does the same without Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from blockexport.export.golden import GoldenVectors
+from blockexport.export.manifest import Manifest, sha256_of
+from blockexport.models.errors import UsageError
+from blockexport.models.progress import Progress, silent
+from blockexport.runtime.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class SelftestResult:
+    """How far a decoder is from the golden vectors; `worst_ratio` is a position's largest difference over its limit."""
+
+    passed: bool
+    positions: int
+    rms: float
+    rms_tolerance: float
+    worst_position: int
+    worst_difference: float
+    worst_tolerance: float
+
+    @property
+    def worst_ratio(self) -> float:
+        """Above 1 it failed."""
+        return self.worst_difference / self.worst_tolerance
+
+
+def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -> None:
+    """Compare every file of a bundle with its recorded size and SHA-256, and derived ones with what they came from.
+
+    Raises:
+        UsageError: names the first file that differs or is missing.
+    """
+    for i, (name, entry) in enumerate(sorted(manifest.files.items())):
+        progress("files", i, len(manifest.files))
+        path = folder / name
+        if not path.is_file():
+            raise UsageError(f"{path} is missing, and the manifest lists it: copy the whole bundle, or export it again")
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise UsageError(f"{path} has {size} bytes and the manifest says {entry.bytes}: copy the bundle again")
+        digest = sha256_of(path)
+        if digest != entry.sha256:
+            raise UsageError(
+                f"{path} has the SHA-256 {digest} and the manifest says {entry.sha256}: the file was changed or "
+                "damaged, copy the bundle again"
+            )
+        for source, made_from in entry.made_from.items():
+            if source not in manifest.files or manifest.files[source].sha256 != made_from:
+                raise UsageError(f"{path} was made from another {source} than the bundle holds: make it again")
+    progress("files", len(manifest.files), len(manifest.files))
+
+
+def replay_golden(decoder: Decoder, golden: GoldenVectors, progress: Progress = silent) -> SelftestResult:
+    """Run the prefill and every step, and hold the outputs against the golden ones. NaN and infinity always fail."""
+    last = int(golden.positions_P[-1])
+    inputs = golden.inputs[None]
+    decoder.reset(1)
+    outputs = [decoder.prefill(inputs[:, : golden.prefill])[0]]
+    given = list(range(golden.prefill))[-outputs[0].shape[0] :]
+    for position in range(golden.prefill, last + 1):
+        progress("steps", position - golden.prefill, last + 1 - golden.prefill)
+        outputs.append(decoder.step(inputs[:, position : position + 1])[0])
+        given.append(position)
+    rows = torch.tensor([given.index(position) for position in golden.positions_P.tolist()])
+    difference_PV = (torch.cat(outputs)[rows].double() - golden.outputs_PV.double()).abs()
+    rms = float(difference_PV.square().mean().sqrt())
+    largest_P = difference_PV.amax(-1)
+    worst = int(torch.nan_to_num(largest_P / golden.tolerance_P, nan=torch.inf).argmax())
+    # Comparisons with NaN are false, and false means failed.
+    passed = rms <= golden.rms_tolerance and bool((largest_P <= golden.tolerance_P.double()).all())
+    return SelftestResult(
+        passed,
+        len(rows),
+        rms,
+        golden.rms_tolerance,
+        int(golden.positions_P[worst]),
+        float(largest_P[worst]),
+        float(golden.tolerance_P[worst]),
+    )
