@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> int:
     """The installed program: `main` on the command line, and a quick way out.
 
-    After an export the interpreter would look through a million objects for garbage before it ends, which takes
-    seconds; frozen objects are left to the operating system.
+    After an export the interpreter would look through all its objects for garbage before it ends, which takes a
+    second or more; frozen objects are left to the operating system.
     """
     code = main()
     gc.freeze()
