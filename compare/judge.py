@@ -205,12 +205,30 @@ def _positions(context: CheckContext) -> dict[str, list[float]]:
     if "artifact_errors" not in context.__dict__:
         return {}
     errors = context.artifact_errors
-    floor = context.eager_errors.select(errors.positions_P.tolist())
-    return {
-        "position": errors.positions_P.tolist(),
+    positions = errors.positions_P.tolist()
+    own, whole = context.eager_errors.select(positions), context.whole_errors[0].select(positions)
+    max_floor = _max_floor(context)
+    columns = {
+        "position": positions,
         "rms": errors.rms_P.tolist(),
-        "rms_floor": floor.rms_P.tolist(),
+        "rms_floor": torch.maximum(own.rms_P, whole.rms_P).tolist(),
         "max": errors.max_P.tolist(),
-        "max_floor": floor.max_P.tolist(),
+        "max_floor": [max_floor[p] for p in positions],
         "kl": errors.kl_P.tolist(),
     }
+    if context.has_top1:
+        columns["top1"] = errors.top1_P.tolist()
+        columns["reference_top1"] = errors.reference_top1_P.tolist()
+        columns["margin"] = errors.margin_P.tolist()
+    return columns
+
+
+def _max_floor(context: CheckContext) -> dict[int, float]:
+    """What the verdict holds the largest difference at each position against, stretch by stretch."""
+    plan, found = context.plan, dict[int, float]()
+    last = plan.last_positions if context.to_last_slot else range(0)
+    for stretch in (last, plan.prefill_positions, plan.decode_positions):
+        seen = context.observed(stretch)
+        if seen:
+            found.update(zip(seen, context.floor(seen).max_P.tolist(), strict=True))
+    return found

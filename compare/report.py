@@ -13,7 +13,10 @@
   `disagreements`.
 - `skipped`: `name` and `reason` of the checks that do not apply to this artifact.
 - `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
-- `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor`, `kl`.
+- `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor` (what the
+  verdict holds `max` against), `kl`; with logits also `top1`, `reference_top1` (token ids) and `margin` (by how much
+  the reference prefers its own).
+- `explanation`: null, or what was found out about a difference; its schema heads report_explanation.py.
 - `tolerances`: every factor with its `value` and `evidence`; `versions`: of the libraries that ran.
 
 Numbers are rounded to 6 significant digits; NaN and infinities, which JSON lacks, are the strings `NaN`, `Infinity`
@@ -27,11 +30,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockexport.compare.check import CheckResult, Verdict
+from blockexport.compare.report_explanation import explanation_json
 from blockexport.compare.tolerances import TABLE
 from blockexport.export.golden import GoldenVectors
+
+if TYPE_CHECKING:
+    from blockexport.compare.explain import Explanation
 
 SCHEMA_VERSION = 1
 REPORT_JSON = "report.json"
@@ -52,6 +59,7 @@ class Report:
     positions: Mapping[str, Sequence[float]]
     versions: Mapping[str, str]
     golden: GoldenVectors | None = None  # of an artifact that passed; a file of its own, not part of report.json
+    explanation: Explanation | None = None  # of a difference, where one was looked into
 
     @property
     def verdict(self) -> Verdict:
@@ -97,6 +105,7 @@ class Report:
             "positions": dict(self.positions),
             "tolerances": {name: {"value": t.value, "evidence": t.evidence} for name, t in TABLE.items()},
             "versions": dict(self.versions),
+            "explanation": None if self.explanation is None else explanation_json(self.explanation),
         }
         rounded: dict[str, Any] = _rounded(data)
         return rounded

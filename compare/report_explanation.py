@@ -1,0 +1,75 @@
+"""What Locate and Diagnose found, as plain JSON values for `report.json`.
+
+- `sentences`: for people, the place first, then the causes, best first.
+- `note`: why nothing could be located; empty otherwise.
+- `located`: null, or the first difference: `position`, `layer` (null before the first layer and behind the last),
+  `site` (a key of `sites.LABELS`) and its `label`, `error` and `floor` (relative L2), `absent` (the graph lacks the
+  value), `layers` (all that differ of their own accord in that call).
+- `reproduced`: whether the replay gives the artifact's outputs, and `replay_ratio`, how far it is from them in units of
+  the floor; both null where there was no graph to replay.
+- `values`: parallel lists over the values compared inside the graph, each layer on its own input: `call` (its first
+  position), `layer`, `site`, `error`, `floor`, `absent`, `outside`; `labels` gives each site's words.
+- `causes`: the defects that reproduce the artifact, best first: `name`, `cause`, `scope`, `rms` (the artifact's error
+  against the model that has the defect), `floor` (that model's own noise), `effect` (how far it moves the logits) and
+  `alike` (cannot be told apart from the first on these tokens).
+- `nearest`: null, or the same of the one that comes closest where none reproduces it. `too_small`: names of defects
+  below the noise; `tried`: how many; `error`: the artifact's rms error against the sound model at `positions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockexport.compare.explain import Explanation
+    from blockexport.compare.inside import SiteError
+    from blockexport.compare.locate import Location
+
+
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
+    """Plain JSON values by the schema above."""
+    search, diagnosis = explanation.search, explanation.diagnosis
+    rows = () if search is None else search.rows
+    alike = diagnosis.alike if diagnosis.findings else ()
+    return {
+        "sentences": explanation.sentences,
+        "note": explanation.note if search is None else "",
+        "located": None if search is None or search.location is None else _located(search.location),
+        "reproduced": None if search is None else search.reproduced,
+        "replay_ratio": None if search is None else search.ratio,
+        "values": _values(rows),
+        "labels": _labels(rows),
+        "causes": [{**asdict(finding), "alike": finding in alike} for finding in diagnosis.findings],
+        "nearest": None if diagnosis.nearest is None else asdict(diagnosis.nearest),
+        "too_small": list(diagnosis.too_small),
+        "tried": diagnosis.tried,
+        "error": diagnosis.error,
+        "positions": list(diagnosis.positions),
+    }
+
+
+def _located(location: Location) -> dict[str, Any]:
+    from blockexport.compare.sites import LABELS
+
+    return {**asdict(location), "label": LABELS[location.site], "layers": sorted(location.layers)}
+
+
+def _values(rows: Sequence[SiteError]) -> dict[str, list[Any]]:
+    return {
+        "call": [row.call.start for row in rows],
+        "layer": [row.layer for row in rows],
+        "site": [row.site for row in rows],
+        "error": [row.error for row in rows],
+        "floor": [row.floor for row in rows],
+        "absent": [row.absent for row in rows],
+        "outside": [row.outside for row in rows],
+    }
+
+
+def _labels(rows: Sequence[SiteError]) -> dict[str, str]:
+    from blockexport.compare.sites import LABELS
+
+    seen = {row.site for row in rows}
+    return {site: label for site, label in LABELS.items() if site in seen}
