@@ -1,0 +1,105 @@
+"""TensorRT for RTX without our preflight, and small attention graphs: what the tests of the TensorRT files share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from blockexport.export.native_output import captured_stderr
+from blockexport.export.trt_adapter import TENSORRT_RTX, Adapter, BuildOptions, load_backend
+from blockexport.models.errors import NotJudgedError
+from tests.support import absent
+
+BATCH, HEADS, KV_HEADS, SLOTS, HEAD_DIM = "batch_size", 6, 2, 32, 64
+LENGTH = "sequence_length"
+SIZES = {BATCH: (1, 3, 8), LENGTH: (1, 5, 16), "slots": (SLOTS, SLOTS, SLOTS)}
+CACHE: list[str | int | None] = [BATCH, KV_HEADS, SLOTS, HEAD_DIM]
+MIXED: list[str | int | None] = [BATCH, HEADS, LENGTH, HEAD_DIM]
+HALF = TensorProto.FLOAT16
+
+
+def rtx() -> Adapter:
+    """TensorRT for RTX; skips where it is not installed."""
+    try:
+        return load_backend(TENSORRT_RTX)
+    except NotJudgedError as error:
+        absent(str(error), "BLOCKEXPORT_REQUIRE_RTX")
+        raise
+
+
+def build_unchecked(path: Path) -> tuple[bytes | None, str]:
+    """What TensorRT makes of an ONNX file by itself: an engine, or None and its error. No lint, no audit."""
+    adapter = rtx()
+    adapter.log.drain()
+    builder = adapter.builder()
+    network = adapter.network(builder)
+    parser = adapter.trt.OnnxParser(network, adapter.log)
+    with captured_stderr():
+        if not parser.parse_from_file(str(path)):
+            return None, "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        config = adapter.config(builder, ("8.9",), BuildOptions())
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            axes = [(size, tensor.get_dimension_name(axis)) for axis, size in enumerate(tensor.shape)]
+            profile.set_shape(tensor.name, *([s if s >= 0 else SIZES[name][k] for s, name in axes] for k in range(3)))
+        config.add_optimization_profile(profile)
+        engine = builder.build_serialized_network(network, config)
+    return (None if engine is None else bytes(engine)), adapter.log.drain()
+
+
+def write_cache(past: str, update: str, present: str, **attributes: Any) -> onnx.NodeProto:
+    """One TensorScatter at the positions in `start`."""
+    attributes = {"axis": 2, "mode": "linear"} | attributes
+    return helper.make_node("TensorScatter", [past, update, "start"], [present], f"write_{past}", **attributes)
+
+
+def attend(*inputs: str, outputs: Sequence[str] = ("mixed",), **attributes: Any) -> onnx.NodeProto:
+    """One Attention whose query is already scaled."""
+    return helper.make_node("Attention", list(inputs), list(outputs), "attention", **({"scale": 1.0} | attributes))
+
+
+def cached_attention(
+    nodes: Sequence[onnx.NodeProto] | None = None,
+    *,
+    opset: int = 24,
+    slots: str | int = SLOTS,
+    extra_outputs: Sequence[onnx.ValueInfoProto] = (),
+    initializers: Sequence[onnx.TensorProto] = (),
+    domains: Sequence[str] = (),
+) -> onnx.ModelProto:
+    """Key and value written into their caches and attended to under a mask; `nodes` replace the three of it."""
+    value, cache = helper.make_tensor_value_info, [*CACHE]
+    cache[2] = slots
+    chosen = nodes or [
+        write_cache("past_key", "key", "present_key"),
+        write_cache("past_value", "value", "present_value"),
+        attend("query", "present_key", "present_value", "mask"),
+    ]
+    new = [BATCH, KV_HEADS, LENGTH, HEAD_DIM]
+    inputs = [
+        value("query", HALF, MIXED),
+        value("key", HALF, new),
+        value("value", HALF, new),
+        value("start", TensorProto.INT64, [BATCH]),
+        value("count", TensorProto.INT64, [BATCH]),
+        value("mask", TensorProto.BOOL, [BATCH, 1, LENGTH, slots]),
+        value("past_key", HALF, cache),
+        value("past_value", HALF, cache),
+    ]
+    used = {name for node in chosen for name in node.input}
+    made = {name for node in chosen for name in node.output}
+    outputs = [value("mixed", HALF, MIXED), value("present_key", HALF, cache), value("present_value", HALF, cache)]
+    graph = helper.make_graph(
+        chosen,
+        "decoder",
+        [item for item in inputs if item.name in used],
+        [*(item for item in outputs if item.name in made), *extra_outputs],
+        initializer=list(initializers),
+    )
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=11)
