@@ -37,6 +37,7 @@ HOMES: dict[str, set[str]] = {
         "export/onnx_graph.py",
         "export/translate.py",
         "runtime/replay_graph.py",
+        "compare/sites.py",
     },
     "gguf": {"models/gguf_checkpoint.py", "models/gguf_header.py"},
     "huggingface_hub": {"models/hub.py"},
