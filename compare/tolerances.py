@@ -21,8 +21,8 @@ class Tolerance:
 RMS_FACTOR = Tolerance(
     1.5,
     "Root mean square over the positions and logits of a stretch, over eager's. 65 good random models with every "
-    "option of the block (40 in fp32, 25 in fp16) in ONNX Runtime: 0.63 to 1.26 in prefills, 0.73 to 1.22 in decode, 0.72 to "
-    "1.38 in batches; about 1 on the average, with a spread of 0.1. SmolLM2-135M in fp32: 0.82 to 0.86.",
+    "option of the block (40 in fp32, 25 in fp16) in ONNX Runtime: 0.63 to 1.26 in prefills, 0.73 to 1.22 in decode, "
+    "0.72 to 1.38 in batches; about 1 on the average, with a spread of 0.1. SmolLM2-135M in fp32: 0.82 to 0.86.",
 )
 RMS_FACTOR_FEW = Tolerance(
     2.5,

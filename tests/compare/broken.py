@@ -103,6 +103,13 @@ def stale_step(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Ten
     return outputs
 
 
+def looks_ahead(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """An output also depends on the next token; the caches do not."""
+    outputs = decoder.sound(inputs, position_ids_BS).clone()
+    outputs[:, :-1] += 1e-3 * inputs[:, 1:, None]
+    return outputs
+
+
 def always_the_same(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
     """The outputs do not depend on the tokens."""
     return decoder.sound(torch.full_like(inputs, 7), position_ids_BS)

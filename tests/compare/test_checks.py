@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from blockexport.compare import check_parameters
 from blockexport.compare.check import Verdict, all_checks
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report import Report
+from blockexport.models.arithmetic import count_parameters
 from blockexport.models.cache import empty_cache
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.decoder_model import DecoderModel
@@ -44,7 +46,9 @@ def test_every_check_is_known_here() -> None:
 def test_a_sound_decoder_passes_everything(
     tiny: Checkpoint, eager: Callable[..., EagerDecoder], dtype: torch.dtype
 ) -> None:
-    report = judge(eager(tiny, M, dtype), tiny, options(tiny))
+    decoder = eager(tiny, M, dtype)
+    decoder.prefill(torch.tensor([[3, 1, 4, 1, 5]]))  # a decoder that has been used is judged like a new one
+    report = judge(decoder, tiny, options(tiny))
     assert (report.verdict, report.exit_code) == (Verdict.PASS, 0), report.to_json()["checks"]
     assert {result.name for result in report.checks} == ALL
     assert (report.weight_rounding is None) is (dtype is torch.float32)
@@ -64,6 +68,7 @@ DEFECTS: list[tuple[Breaker, set[str]]] = [
     (broken.rows_exchange_caches, {"batch"}),
     (broken.stale_step, {"decode", "last-slot", "batch"}),
     (broken.second_choice, {"greedy"}),
+    (broken.looks_ahead, {"prefill", "batch", "causality"}),
     (broken.always_the_same, {"prefill", "decode", "last-slot", "batch", "causality"}),
 ]
 
@@ -124,6 +129,15 @@ def test_parameters(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> Non
     # The arithmetic is a second opinion on the list of names: both would have to be wrong.
     report = judge(eager(tiny, M), tiny, options(tiny, checks=("parameters",)))
     assert report.checks[0].figures["found"] == sum(tensor.numel() for tensor in eager_model(tiny).parameters())
+
+
+def test_parameters_are_also_held_against_the_arithmetic(
+    tiny: Checkpoint, eager: Callable[..., EagerDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    less = count_parameters(replace(tiny.config, qk_norm=False))
+    monkeypatch.setattr(check_parameters, "count_parameters", lambda config: less)
+    report = judge(eager(tiny, M), tiny, options(tiny, checks=("parameters",)))
+    assert failed(report) == {"parameters"} and "by the arithmetic" in report.checks[0].message
 
 
 def test_weights_of_another_model_fail(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
