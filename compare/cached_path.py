@@ -107,9 +107,7 @@ class CachedPath:
         self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
 
     @torch.no_grad()
-    def run(
-        self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent
-    ) -> list[torch.Tensor]:
+    def run(self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent) -> list[torch.Tensor]:
         """Outputs [len(positions), V] of each case in turn ([.., D] when headless)."""
         layers = self.config.num_hidden_layers
         # Calls before any of the defects acts are the same for all cases, and are run once.
@@ -129,6 +127,10 @@ class CachedPath:
         streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
         normed = [case.defect.norm(x_PD, weight, eps) for case, x_PD in zip(cases, streams, strict=True)]
         return normed if self.headless else self._project(cases, normed)
+
+    def run_clean(self, positions: Sequence[int]) -> torch.Tensor:
+        """Outputs [len(positions), V] with nothing wrong."""
+        return self.run([Case()], positions)[0]
 
     def _empty(self) -> Past:
         shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)

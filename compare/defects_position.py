@@ -65,17 +65,18 @@ def _wider(window: int | None, by: int) -> int | None:
 
 def cache_defects(config: ModelConfig, position: int | None) -> list[Defect]:
     """Entries written to a neighbouring slot, or not at all. `position` is where the artifact first goes wrong."""
-    found = [
+    found = []
+    if position is not None:
+        cause = f"a stale slot: slot {position} keeps what it held before its token was written"
+        found.append(Defect("stale_slot", cause, _stale(position)))
+    return [
+        *found,
         Defect("slot_late", "the cache slot is off by one: entries are written one slot too late", _shifted_slots(1)),
         Defect(
             "slot_early", "the cache slot is off by one: entries are written one slot too early", _shifted_slots(-1)
         ),
         Defect("cache_not_written", "the cache is not written: new tokens' slots keep what they held", _stale(None)),
     ]
-    if position is not None:
-        cause = f"a stale slot: slot {position} keeps what it held before its token was written"
-        found.append(Defect("stale_slot", cause, _stale(position)))
-    return found
 
 
 def _shifted_slots(by: int) -> type[LayerBlock]:

@@ -182,7 +182,7 @@ class _Finder:
         mixed = found.get("attention") or self.values.get(named.get("attention", ""))
         found["o_proj"] = _output(_descendant(mixed, _MATRIX))
         found["merged"] = _first_input(found["o_proj"])
-        found["attention_residual"] = _output(_consumer(found["o_proj"], ("Add",)))
+        found["attention_residual"] = _residual(found["o_proj"])
         return {**found, **_mlp_roles(found["attention_residual"])}
 
     def hidden(self, layer: int) -> frozenset[str]:
@@ -245,6 +245,23 @@ def _output(node: ir.Node | None) -> ir.Value | None:
 def _first_input(value: ir.Value | None) -> ir.Value | None:
     node = None if value is None else value.producer()
     return None if node is None or not node.inputs else node.inputs[0]
+
+
+def _residual(branch: ir.Value | None) -> ir.Value | None:
+    """The sum of a branch and something that is not made from it."""
+    node = _consumer(branch, ("Add",))
+    if node is None:
+        return None
+    front, seen = [value for value in node.inputs if value is not branch], set[int]()
+    while front:
+        value = front.pop()
+        if value is branch:
+            return None
+        producer = None if value is None else value.producer()
+        if producer is not None and id(producer) not in seen:
+            seen.add(id(producer))
+            front += producer.inputs
+    return node.outputs[0]
 
 
 def _ancestor(value: ir.Value | None, kinds: tuple[str, ...]) -> ir.Node | None:

@@ -30,6 +30,7 @@ class Exhibit:
         layer: the first layer it shows in; None outside the layers.
         decode: True when the prefill stays right.
         model: which of the zoo's models it needs.
+        layers: those that are spoilt; None is all.
         backend: `replay` for what ONNX Runtime does not do on a CPU: it takes half precision for float32 there, so that
             the very same file passes.
     """
@@ -40,6 +41,7 @@ class Exhibit:
     layer: int | None = 0
     decode: bool = False
     model: str = "everything"
+    layers: tuple[int, ...] | None = None
     backend: str = "onnxruntime"
 
 
@@ -109,8 +111,12 @@ def remask(mask: Callable[[Bench], ir.Value | None], *, windowed: bool | None = 
 
 
 def mask_sees_next(bench: Bench) -> None:
-    node = bench.node("le")
-    node.replace_input_with(1, bench.add("Add", node.inputs[1], bench.constant(1)))
+    """A second mask beside the sound one, for the layers to be spoilt."""
+    seen = bench.add("LessOrEqual", "arange", bench.add("Add", "unsqueeze_1", bench.constant(1)))
+    windowed = bench.add("And", seen, "gt") if bench.config.sliding_window is not None else None
+    for layer in bench.layers:
+        node = bench.node(f"model.layers.{layer}.self_attn.scaled_dot_product_attention")
+        node.replace_input_with(3, seen if bench.config.window_of(layer) is None else windowed)
 
 
 def mask_hides_self(bench: Bench) -> None:
@@ -138,6 +144,15 @@ def slots(by: int) -> Spoil:
             node.replace_input_with(2, start)
 
     return spoil
+
+
+def last_write_early(bench: Bench) -> None:
+    """The last slot is never reached: a step into it writes to the one before."""
+    length = bench.add("Shape", "position_ids", start=1, end=2)
+    last = bench.add("Sub", bench.add("Shape", "past_key_values.0.key", start=2, end=3), length)
+    start = bench.add("Min", "select", bench.add("Sub", last, bench.constant([1])))
+    for node in bench.nodes("TensorScatter"):
+        node.replace_input_with(2, start)
 
 
 def cache_not_written(bench: Bench) -> None:
@@ -312,7 +327,6 @@ def dropout(bench: Bench) -> None:
 
 
 STALE = 14
-LAST = 28
 
 EXHIBITS: list[Exhibit] = [
     Exhibit("rope_interleaved", attribute("RotaryEmbedding", "interleaved", 1), ("q_rope",)),
@@ -363,8 +377,8 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("attention_residual_dropped", residual_dropped("add", "self_attn.o_proj.linear"), ("attention_residual",)),
     Exhibit("mlp_residual_dropped", residual_dropped("add_1", "mlp.down_proj.linear"), ("mlp_residual",)),
     Exhibit("head_tied", head_tied, ("head",), layer=None),
-    Exhibit("layers_permuted", relayer(0, 2, 1), ("input_layernorm",), layer=1),
-    Exhibit("layer_duplicated", relayer(0, 1, 1), ("input_layernorm",), layer=2),
+    Exhibit("layers_permuted", relayer(0, 2, 1, 3, 4), ("input_layernorm",), layer=1),
+    Exhibit("layer_duplicated", relayer(0, 1, 1, 3, 4), ("input_layernorm",), layer=2),
     Exhibit("dropout", dropout, ("activation",)),
 ]
 

@@ -66,7 +66,9 @@ class Bench:
         self._count += 1
         name = f"spoilt_{self._count}"
         tensor = ir.tensor(np.asarray(value, dtype), name=name)
-        made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+        made = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+        )
         self.graph.register_initializer(made)
         return made
 

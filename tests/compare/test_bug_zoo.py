@@ -2,104 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from blockexport.compare.check import Verdict
-from blockexport.compare.check_cached_path import decode, last_slot, prefill
-from blockexport.compare.context import CheckContext
-from blockexport.compare.explain import Explanation, explain
-from blockexport.compare.plan import make_plan
-from blockexport.export.manifest import ONNX_FILE
-from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.load import load_model
-from blockexport.runtime.eager import EagerDecoder
-from blockexport.runtime.open import open_decoder
-from blockexport.runtime.replay_graph import ReplayGraph
-from tests.conftest import TABLE
-from tests.exported import EVERYTHING, export, gainful
-from tests.zoo import EXHIBITS, Exhibit, models
-from tests.zoo_bench import Bench
+from blockexport.compare.defects import DROPOUT, catalogue
+from tests.exported import EVERYTHING, gainful
+from tests.zoo import EXHIBITS, Exhibit, last_write_early, models, stale_slot
+from tests.zoo_judge import SLOTS, Cage, Record, build_cage, judge_exhibit
 
-SLOTS = 29
-PREFILL = 12
-
-
-@dataclass
-class Cage:
-    """A sound bundle and what judging it needs, made once for all exhibits of a model."""
-
-    folder: Path
-    checkpoint: Checkpoint
-    sound: CheckContext
-
-
-def context(
-    folder: Path, checkpoint: Checkpoint, sound: CheckContext | None = None, backend: str = "onnxruntime"
-) -> CheckContext:
-    """A judgement of a bundle, on the reference and floor of a sound one where there is one."""
-    plan = make_plan(SLOTS, prefill=PREFILL)
-    ids = torch.randint(0, checkpoint.config.vocab_size, (SLOTS,), generator=torch.Generator().manual_seed(4))
-    decoder = open_decoder(folder, backend, threads=1)
-
-    def eager() -> EagerDecoder:
-        return EagerDecoder(load_model(checkpoint, torch.float32, SLOTS), SLOTS)
-
-    made = CheckContext(decoder, eager, checkpoint, plan, ids)
-    if sound is not None:
-        made.__dict__.update({name: getattr(sound, name) for name in ("expected", "eager_errors", "whole_errors")})
-    return made
+LAST = SLOTS - 1
 
 
 @pytest.fixture(scope="module")
 def cages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cage]:
-    made = {}
-    for name, config in models(EVERYTHING).items():
-        checkpoint, folder = gainful(config), tmp_path_factory.mktemp("zoo") / name
-        export(checkpoint, folder, slots=SLOTS)
-        sound = context(folder, checkpoint)
-        assert verdicts(sound) == {Verdict.PASS}
-        made[name] = Cage(folder, checkpoint, sound)
-    return made
-
-
-def verdicts(judged: CheckContext) -> set[Verdict]:
-    return {check(judged).verdict for check in (prefill, decode, last_slot)}
+    folder = tmp_path_factory.mktemp("zoo")
+    return {name: build_cage(gainful(config), folder / name) for name, config in models(EVERYTHING).items()}
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: f"{exhibit.defect}-{exhibit.model}")
 def test_defect_is_detected_located_and_named(
-    exhibit: Exhibit, cages: dict[str, Cage], tmp_path: Path, record_property: Callable[[str, str], None]
+    exhibit: Exhibit, cages: dict[str, Cage], tmp_path: Path, record_property: Record
 ) -> None:
-    cage = cages[exhibit.model]
-    bench = Bench(cage.folder, cage.checkpoint.config)
-    exhibit.spoil(bench)
-    folder = bench.save(tmp_path / "spoilt", cage.folder)
-    if exhibit.backend != "onnxruntime":
-        assert verdicts(context(folder, cage.checkpoint, cage.sound)) == {Verdict.PASS}
-    judged = context(folder, cage.checkpoint, cage.sound, exhibit.backend)
-    detected = verdicts(judged) - {Verdict.PASS} == {Verdict.FAIL}
-    explanation = explain(judged, ReplayGraph.load(folder / ONNX_FILE))
-    record_property(TABLE, row(exhibit, detected, explanation))
-    assert detected
-    assert explanation.search is not None and explanation.search.location is not None
-    location = explanation.search.location
-    assert (location.layer, location.site in exhibit.sites) == (exhibit.layer, True)
-    assert (location.position >= PREFILL) == exhibit.decode
-    assert explanation.search.reproduced or exhibit.defect == "dropout"
-    assert explanation.diagnosis.findings, "no defect reproduces the file"
-    assert explanation.diagnosis.findings[0].name == exhibit.defect
+    judge_exhibit(exhibit, cages[exhibit.model], tmp_path / "spoilt", record_property)
 
 
-def row(exhibit: Exhibit, detected: bool, explanation: Explanation) -> str:
-    """A line of the table: defect, detected, located, named."""
-    location = explanation.search.location if explanation.search else None
-    place = "not located" if location is None else f"{location.position}/{location.layer}/{location.site}"
-    found = explanation.diagnosis.findings
-    named = f"{found[0].name} {found[0].rms:.1e}" if found else "not named"
-    what = f"{exhibit.defect:28} {exhibit.model:12} {exhibit.backend:11}"
-    return f"{what} {'yes' if detected else 'NO':4} {place:32} {named}"
+ONE_LAYER = ("rope_interleaved", "mask_sees_next", "gelu", "o_proj_bias_dropped", "heads_tiled", "slot_late")
+
+
+@pytest.mark.parametrize("name", ONE_LAYER)
+def test_defect_of_one_layer_is_found_there(
+    name: str, cages: dict[str, Cage], tmp_path: Path, record_property: Record
+) -> None:
+    exhibit = next(exhibit for exhibit in EXHIBITS if exhibit.defect == name)
+    only = replace(exhibit, layers=(2,), layer=2)
+    explanation = judge_exhibit(only, cages["everything"], tmp_path / "spoilt", record_property)
+    assert explanation.diagnosis.findings[0].scope == "only in layer 2"
+    assert explanation.search is not None and explanation.search.confined == frozenset({2})
+
+
+def test_defect_of_the_last_slot_is_found_there(
+    cages: dict[str, Cage], tmp_path: Path, record_property: Record
+) -> None:
+    stale = Exhibit("stale_slot", stale_slot(LAST), ("cache_key",), decode=True)
+    early = Exhibit("slot_early", last_write_early, ("cache_key",), decode=True)
+    for exhibit in (stale, early):
+        explanation = judge_exhibit(exhibit, cages["everything"], tmp_path / exhibit.defect, record_property)
+        assert explanation.search is not None and explanation.search.location is not None
+        assert explanation.search.location.position == LAST
+        assert explanation.diagnosis.findings[0].scope == f"from position {LAST} on"
+
+
+def test_every_defect_of_the_catalogue_has_an_exhibit() -> None:
+    """The thetas and epsilons of the lists are each one defect in several sizes."""
+    families = ("rope_theta_", "eps_")
+
+    def family(name: str) -> str:
+        return next((prefix for prefix in families if name.startswith(prefix)), name)
+
+    known = {family(defect.name) for config in models(EVERYTHING).values() for defect in catalogue(config, position=3)}
+    assert known | {DROPOUT} == {family(exhibit.defect) for exhibit in EXHIBITS}
