@@ -16,6 +16,7 @@ from blockexport.runtime.chat import Message, render_chat
 from blockexport.runtime.text import BundleTokenizer
 
 CHAT_TURNS_FILE = "chat_turns.json"
+_THOUGHT = "</think>"
 
 Render = Callable[[Sequence[Message]], str]
 
@@ -25,7 +26,8 @@ class ChatTurns:
     """The frame of a conversation that ends with the user and waits for the assistant.
 
     `before` text `answer` text `next` text `answer` ...; a system message at the start takes the place of `before` with
-    `system[0]` text `system[1]`. `trim` says that white space around each text is dropped.
+    `system[0]` text `system[1]`. `trim` says that white space around each text is dropped, `drop_thinking` that of an
+    earlier answer only what stands behind `</think>` is shown, without newlines in front.
     """
 
     before: str
@@ -33,16 +35,22 @@ class ChatTurns:
     next: str
     system: tuple[str, str] | None
     trim: bool
+    drop_thinking: bool
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for `messages`: an optional system message, then user and assistant in turns, the user last."""
-        texts = [str(m["content"]).strip() if self.trim else str(m["content"]) for m in messages]
+        texts = [self._shown(str(m["content"]), m["role"] == "assistant") for m in messages]
         if messages[0]["role"] == "system":
             assert self.system is not None
             start, texts = self.system[0] + texts[0] + self.system[1], texts[1:]
         else:
             start = self.before
         return start + "".join(text + (self.next if i % 2 else self.answer) for i, text in enumerate(texts))
+
+    def _shown(self, text: str, answered: bool) -> str:
+        if answered and self.drop_thinking:
+            text = text.split(_THOUGHT)[-1].lstrip("\n")
+        return text.strip() if self.trim else text
 
 
 def chat_turns_of(render: Render) -> ChatTurns | None:
@@ -86,6 +94,7 @@ def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
     if answer != last:
         return None
     trim = " spaced " not in render(_conversation([" spaced "]))
+    drop_thinking = "thought-mark" not in render(_conversation(["a", f"thought-mark{_THOUGHT}\n\nb", "c"]))
     system = None
     if with_system:
         try:
@@ -93,7 +102,7 @@ def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
         except (UsageError, ValueError):
             return None
         system = (start, _cut(rest, marks[0])[0])
-    return ChatTurns(before, answer, following, system, trim)
+    return ChatTurns(before, answer, following, system, trim, drop_thinking)
 
 
 def _cut(text: str, mark: str) -> tuple[str, str]:
@@ -104,7 +113,16 @@ def _cut(text: str, mark: str) -> tuple[str, str]:
 
 def _holds(turns: ChatTurns, render: Render) -> bool:
     """Whether the frame gives what the template gives, for conversations that could show that it is no frame."""
-    texts = ["What is 2 + 2?", "Four.\nOr so\n", " \tindented\n\ntwice ", "", "<|x|> {{ y }} </think> é", "a", "b"]
+    thought = f"<think>\nhm{_THOUGHT}\n\n so"
+    texts = [
+        "What is 2 + 2?",
+        "Four.\nOr so\n",
+        " \tindented\n\ntwice ",
+        thought,
+        f"<|x|> {{{{ y }}}} {_THOUGHT} é",
+        "",
+        "b",
+    ]
     systems = [None] if turns.system is None else [None, "Be brief.", " spaced\n"]
     return all(
         turns.render(conversation) == render(conversation)

@@ -21,6 +21,13 @@ elseif(ONNXRUNTIME_INCLUDE_DIR AND ONNXRUNTIME_LIBRARY)
     set(_blockexport_library ${CMAKE_BINARY_DIR}/onnxruntime/libonnxruntime.so.1)
     file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/onnxruntime)
     file(CREATE_LINK ${ONNXRUNTIME_LIBRARY} ${_blockexport_library} SYMBOLIC)
+    # GPU providers are looked for beside the library.
+    get_filename_component(_blockexport_folder ${ONNXRUNTIME_LIBRARY} DIRECTORY)
+    file(GLOB _blockexport_providers ${_blockexport_folder}/libonnxruntime_providers_*.so)
+    foreach(_blockexport_provider IN LISTS _blockexport_providers)
+      get_filename_component(_blockexport_name ${_blockexport_provider} NAME)
+      file(CREATE_LINK ${_blockexport_provider} ${CMAKE_BINARY_DIR}/onnxruntime/${_blockexport_name} SYMBOLIC)
+    endforeach()
   endif()
   add_library(blockexport_onnxruntime_library SHARED IMPORTED GLOBAL)
   set_target_properties(blockexport_onnxruntime_library PROPERTIES

@@ -84,10 +84,18 @@ class AotiDecoder final : public Decoder {
     arguments.push_back(at::from_blob(const_cast<std::int64_t*>(position_ids.data()), {batch_size(), length},
                                       c10::ScalarType::Long));
     arguments.insert(arguments.end(), caches_.begin(), caches_.end());
-    const std::vector<at::Tensor> outputs = loader_.run(arguments);
+    const std::vector<at::Tensor> outputs = run_package(arguments);
     check_output(outputs, length);
     output_ = outputs[0].contiguous();
     return {output_.const_data_ptr(), manifest().dtype, output_.size(0), output_.size(1), output_.size(2)};
+  }
+
+  std::vector<at::Tensor> run_package(const std::vector<at::Tensor>& arguments) {
+    try {
+      return loader_.run(arguments);
+    } catch (const c10::Error& error) {
+      throw Error((manifest().folder / kPackage).string() + " could not run: " + error.what_without_backtrace());
+    }
   }
 
   at::Tensor first_input(const Inputs& inputs, std::int64_t length) const {

@@ -58,7 +58,8 @@ class OnnxRuntimeDecoder final : public Decoder {
  public:
   OnnxRuntimeDecoder(Manifest from, const DecoderOptions& options)
       : Decoder(std::move(from)),
-        environment_(ORT_LOGGING_LEVEL_ERROR, "blockexport"),
+        environment_(ORT_LOGGING_LEVEL_FATAL,  // errors arrive as exceptions
+                     "blockexport"),
         session_(environment_, manifest().file(kModel).c_str(), session_options(options)),
         on_host_(options.provider == "cpu"),
         device_(options.provider == "cpu" ? "Cpu" : "Cuda", OrtDeviceAllocator, options.device, OrtMemTypeDefault),

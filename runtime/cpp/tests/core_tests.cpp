@@ -1,5 +1,5 @@
 // What needs no model: half precision, SHA-256, the sampler's vectors, expressions that are refused, broken UTF-8.
-// Usage: core_tests sampling_vectors.json FILE SHA256_OF_FILE
+// Usage: core_tests sampling_vectors.json FILE SHA256_OF_FILE BUNDLE_WITH_ENGINES
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -8,7 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "blockexport/error.h"
+#include "blockexport/manifest.h"
 #include "blockexport/sampling.h"
+#include "engine_file.h"
 #include "half.h"
 #include "sha256.h"
 #include "text/regex.h"
@@ -140,15 +142,34 @@ void test_utf8() {
   expect(throws([] { blockexport::text::to_utf32("ab\xFF"); }, "byte 2"), "the offset of an invalid byte");
 }
 
+// Which engine fits which GPU: argv gives a folder whose manifest lists one for 8.6 and 8.9 and one for Ampere and later.
+void test_engines(const std::string& bundle) {
+  const blockexport::Manifest manifest = blockexport::read_manifest(bundle);
+  const auto choose = [&](const char* backend, const char* gpu) {
+    return blockexport::choose_engine(manifest, backend, gpu).name;
+  };
+  expect(choose("tensorrt-rtx", "8.9") == "engines/rtx.engine", "the engine for a GPU it lists");
+  expect(choose("tensorrt", "12.0") == "engines/trt.engine", "an engine for Ampere and later");
+  expect(throws([&] { choose("tensorrt-rtx", "12.0"); }, "8.6, 8.9 and this GPU has 12.0"), "an engine of another GPU");
+  expect(throws([&] { choose("tensorrt", "7.5"); }, "this GPU has 7.5"), "a GPU before Ampere");
+  const auto rtx = blockexport::choose_engine(manifest, "tensorrt-rtx", "8.6");
+  expect(rtx.profiles.at(0).takes(2, 100) && !rtx.profiles.at(0).takes(9, 1), "the shapes of a profile");
+  expect(throws([&] { blockexport::check_engine(manifest, rtx, "1.8"); }, "built by tensorrt-rtx 1.7.1.116"), "another version");
+  expect(blockexport::check_engine(manifest, rtx, "1.7.1.116").filename() == "rtx.engine", "the same version");
+  const auto trt = blockexport::choose_engine(manifest, "tensorrt", "8.0");
+  expect(throws([&] { blockexport::check_engine(manifest, trt, "10.1"); }, "another model.onnx"), "an engine of another graph");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   test_half();
   test_sampler(argv[1]);
   expect(blockexport::sha256_of(argv[2]) == argv[3], "the SHA-256 of a file");
   test_regex();
   test_utf8();
+  test_engines(argv[4]);
   if (failures == 0) std::cout << "core tests passed\n";
   return failures == 0 ? 0 : 1;
 }

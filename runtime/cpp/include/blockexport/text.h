@@ -52,7 +52,7 @@ class BundleText {
   enum class AddBos { kAsTemplate, kNever, kAlways } add_bos_ = AddBos::kAsTemplate;
   std::int64_t bos_ = -1;
 
-  bool has_chat_ = false, has_system_ = false, trim_ = false;
+  bool has_chat_ = false, has_system_ = false, trim_ = false, drop_thinking_ = false;
   std::string before_, answer_, next_;         // before the first user text; between it and the answer; up to the next
   std::string system_before_, system_after_;  // around a system text, in place of before_
 };

@@ -48,6 +48,13 @@ std::string trimmed(const std::string& text) {
   return start == std::string::npos ? "" : text.substr(start, text.find_last_not_of(white) - start + 1);
 }
 
+std::string behind_thinking(const std::string& text) {
+  constexpr std::string_view mark = "</think>";
+  const std::size_t found = text.rfind(mark);
+  const std::string rest = found == std::string::npos ? text : text.substr(found + mark.size());
+  return rest.substr(std::min(rest.find_first_not_of('\n'), rest.size()));
+}
+
 }  // namespace
 
 BundleText::BundleText(const Manifest& manifest, std::unique_ptr<Tokenizer> tokenizer)
@@ -92,6 +99,7 @@ void BundleText::read_chat_turns(const Manifest& manifest) {
   answer_ = turns.at("answer");
   next_ = turns.at("next");
   trim_ = turns.at("trim");
+  drop_thinking_ = turns.at("drop_thinking");
   has_system_ = !turns.at("system").is_null();
   if (has_system_) system_before_ = turns.at("system").at(0), system_after_ = turns.at("system").at(1);
   has_chat_ = true;
@@ -120,7 +128,11 @@ std::vector<std::int64_t> BundleText::chat(const std::vector<Message>& messages)
 }
 
 std::string BundleText::framed(const std::vector<Message>& messages) const {
-  const auto content = [this](const Message& message) { return trim_ ? trimmed(message.content) : message.content; };
+  const auto content = [this](const Message& message) {
+    const bool shortened = drop_thinking_ && message.role == "assistant";
+    const std::string text = shortened ? behind_thinking(message.content) : message.content;
+    return trim_ ? trimmed(text) : text;
+  };
   std::string out;
   std::size_t at = 0;
   if (!messages.empty() && messages[0].role == "system") {

@@ -1,0 +1,123 @@
+"""`blockexport selftest`, golden vectors and the chat frame, on small models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockexport.cli.main import main
+from blockexport.export.golden import GOLDEN_FILE, MAX_BYTES, GoldenVectors, choose_positions, read_golden, write_golden
+from blockexport.export.manifest import read_manifest
+from blockexport.models.errors import UsageError
+from blockexport.runtime.chat import Message, render_chat
+from blockexport.runtime.chat_turns import chat_turns_of
+from tests.support import shared_path
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories260K as a judged bundle."""
+    target = tmp_path_factory.mktemp("stories") / "bundle"
+    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
+    return target
+
+
+@pytest.mark.parametrize("options", [["--headless"], ["--logits", "last"], ["--fp16"], ["-M", "40"]])
+def test_every_kind_of_bundle_proves_itself(tmp_path: Path, options: list[str]) -> None:
+    bundle = tmp_path / "bundle"
+    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(bundle), "--quiet", *options]) == 0
+    assert GOLDEN_FILE in read_manifest(bundle).files
+    assert main(["selftest", str(bundle)]) == 0
+
+
+def test_json_and_text(stories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", str(stories), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["passed"] is True and data["positions"] == 10 and 0 < data["rms"] < data["rms_tolerance"]
+    assert main(["selftest", str(stories)]) == 0
+    assert "10 golden positions on onnxruntime: passed" in capsys.readouterr().out
+
+
+def test_a_bundle_without_vectors_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "bundle"
+    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(bundle), "--quiet", "--no-compare"]) == 0
+    assert main(["selftest", str(bundle)]) == 2
+    assert "--no-compare" in capsys.readouterr().err
+
+
+def test_positions_stay_within_the_size(stories: Path) -> None:
+    assert choose_positions(256, 320, 512) == [0, 1, 64, 128, 192, 255, 256, 288, 304, 319]
+    assert choose_positions(256, 320, 512, last_logits_only=True) == [255, 256, 288, 304, 319]
+    for width in (512, 49_152, 128_256, 2_000_000):
+        chosen = choose_positions(256, 320, width)
+        assert {255, 319} <= set(chosen)
+        assert 4 * width * len(chosen) <= max(MAX_BYTES, 2 * 4 * width)
+    assert choose_positions(5, 5, 512) == [0, 1, 2, 3, 4]
+    assert read_golden(stories).positions_P.tolist() == choose_positions(256, 320, 512)
+
+
+def test_damaged_vectors_are_refused(stories: Path, tmp_path: Path) -> None:
+    golden = read_golden(stories)
+    write_golden(tmp_path, golden)
+    assert (tmp_path / GOLDEN_FILE).read_bytes() == (stories / GOLDEN_FILE).read_bytes()
+    content = (tmp_path / GOLDEN_FILE).read_bytes()
+    (tmp_path / GOLDEN_FILE).write_bytes(content[:-5])
+    with pytest.raises(UsageError, match="damaged"):
+        read_golden(tmp_path)
+    wrong: list[GoldenVectors] = [
+        replace(golden, prefill=0),
+        replace(golden, rms_tolerance=0.0),
+        replace(golden, tolerance_P=golden.tolerance_P[:-1]),
+        replace(golden, positions_P=golden.positions_P.flip(0)),
+        replace(golden, outputs_PV=golden.outputs_PV * torch.inf),
+    ]
+    for vectors in wrong:
+        with pytest.raises(ValueError, match=r"prefill|limit|positions|finite"):
+            write_golden(tmp_path, vectors)
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] | trim }} [/INST]"
+    "{% elif m['role'] == 'assistant' %} {{ m['content'] | trim }}</s>{% else %}"
+    "{{ raise_exception('no system messages') }}{% endif %}{% endfor %}"
+)
+CHANGING = "{% for m in messages %}{{ loop.index }}:{{ m['content'] }}\n{% endfor %}"
+UPPER = "{% for m in messages %}{{ m['role'] }}{{ m['content'] | upper }}{% endfor %}"
+# What Qwen3 does: earlier answers lose what they thought.
+THINKING = CHATML.replace(
+    "m['content'] +",
+    "(m['content'].split('</think>')[-1].lstrip('\n') if m['role'] == 'assistant' else m['content']) +",
+)
+
+
+def _render(template: str, messages: Sequence[Message]) -> str:
+    return render_chat(template, messages, {"bos_token": "<s>"})
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "trim"), [(CHATML, True, False), (LLAMA2, False, True), (THINKING, True, False)]
+)
+def test_the_frame_of_a_chat_template(template: str, system: bool, trim: bool) -> None:
+    turns = chat_turns_of(lambda messages: _render(template, messages))
+    assert turns is not None
+    assert (turns.system is not None, turns.trim) == (system, trim)
+    conversation: list[Message] = [
+        {"role": "user", "content": " a\n"},
+        {"role": "assistant", "content": "b "},
+        {"role": "user", "content": ""},
+    ]
+    assert turns.render(conversation) == _render(template, conversation)
+
+
+@pytest.mark.parametrize("template", [CHANGING, UPPER, "fixed"])
+def test_a_template_that_is_no_frame_has_none(template: str) -> None:
+    assert chat_turns_of(lambda messages: _render(template, messages)) is None

@@ -1,0 +1,137 @@
+"""The AOTInductor package: judged in Python, run from C++ with libtorch and without Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blockexport.cli.main import main
+from blockexport.export.aoti import AOTI_FILE, AOTI_INFO
+from blockexport.export.manifest import MANIFEST, read_manifest, sha256_of
+from blockexport.runtime.open import open_decoder
+from tests.runtime import cpp_build
+from tests.support import shared_path, smollm2_gguf
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories260K with a package, which was judged on the way in."""
+    cpp_build.require_tools()
+    target = tmp_path_factory.mktemp("aoti") / "bundle"
+    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
+    assert main(["aoti", str(target), "--quiet"]) == 0
+    return target
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The C++ programs over libtorch."""
+    options = [
+        "-DBLOCKEXPORT_WITH_AOTI=ON",
+        "-DBLOCKEXPORT_WITH_ONNXRUNTIME=OFF",
+        f"-DBLOCKEXPORT_TORCH_DIR={cpp_build.package('torch')}",
+    ]
+    return cpp_build.build("aoti", options, "chat", "selftest", "decoder_tool")
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+def test_the_package_is_listed_with_what_it_was_made_from(made: Path) -> None:
+    manifest = read_manifest(made)
+    assert manifest.files[AOTI_FILE].made_from["model.safetensors"] == manifest.files["model.safetensors"].sha256
+    info = json.loads((made / AOTI_INFO).read_text())
+    assert info["torch"] == torch.__version__.partition("+")[0]
+    assert main(["selftest", str(made), "--backend", "aoti"]) == 0
+
+
+def test_other_numbers_of_rows_tokens_and_slots(made: Path) -> None:
+    """One package for all: S from 1, and any M up to the rows of its RoPE table."""
+    ids = torch.tensor(np.random.default_rng(0).integers(0, 512, (3, 11)))
+    for slots in (12, 100, 512):
+        ours, theirs = (open_decoder(made, name, max_sequence_length=slots) for name in ("aoti", "onnxruntime"))
+        for decoder in (ours, theirs):
+            decoder.reset(3)
+        torch.testing.assert_close(ours.prefill(ids), theirs.prefill(ids), rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours.step(ids[:, :1]), theirs.step(ids[:, :1]), rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours.cache(4)[1], theirs.cache(4)[1], rtol=0, atol=1e-4)
+
+
+def test_cpp_without_python_on_the_machine(made: Path, built: Path) -> None:
+    selftest = cpp_build.attempt([str(built / "selftest"), str(made)], clean=True)
+    assert selftest.returncode == 0, selftest.stderr
+    chat = [str(built / "chat"), str(made), "Once upon a time", "--max-new-tokens", "30", "--quiet"]
+    done = cpp_build.attempt(chat, clean=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a little girl named Lily.")
+
+
+def test_golden_text_byte_for_byte(made: Path, built: Path, tmp_path: Path) -> None:
+    golden = json.loads(shared_path("models/stories260K/golden.json").read_text(encoding="utf-8"))
+    done = cpp_build.request(
+        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(made), prompt=[1], count=199
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"][0] == golden["text"]
+
+
+def test_two_decoders_in_two_threads(made: Path, built: Path, tmp_path: Path) -> None:
+    done = cpp_build.request(
+        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(made), prompt=[1], count=60, threads=2
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["ids"]
+    assert len(first) == 60
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("instruction_set", ["avx2", "avx4096"], "avx4096"),
+        ("machine", "sparc64", "sparc64"),
+        ("torch", "1.13.0", "1.13.0"),
+        ("schema_version", 2, "schema version 2"),
+    ],
+)
+def test_a_package_for_another_machine_is_refused_by_name(
+    bundle: Path, built: Path, capsys: pytest.CaptureFixture[str], key: str, value: object, word: str
+) -> None:
+    info = json.loads((bundle / AOTI_INFO).read_text())
+    (bundle / AOTI_INFO).write_text(json.dumps({**info, key: value}))
+    data = json.loads((bundle / MANIFEST).read_text())
+    data["files"][AOTI_INFO].update(sha256=sha256_of(bundle / AOTI_INFO), bytes=(bundle / AOTI_INFO).stat().st_size)
+    (bundle / MANIFEST).write_text(json.dumps(data))
+    done = cpp_build.attempt([str(built / "selftest"), str(bundle)])
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert main(["selftest", str(bundle), "--backend", "aoti"]) in (2, 3)
+    assert word in capsys.readouterr().err
+
+
+def test_no_package_no_run(bundle: Path, built: Path) -> None:
+    data = json.loads((bundle / MANIFEST).read_text())
+    del data["files"][AOTI_FILE]
+    (bundle / MANIFEST).write_text(json.dumps(data))
+    done = cpp_build.attempt([str(built / "selftest"), str(bundle)])
+    assert done.returncode == 2
+    assert "`blockexport aoti BUNDLE` makes one" in done.stderr
+
+
+@pytest.mark.full
+def test_smollm2(built: Path, tmp_path: Path) -> None:
+    """Thirty layers: a minute of compiling on two cores."""
+    bundle = tmp_path / "smollm2"
+    assert main(["onnx", str(smollm2_gguf()), "-o", str(bundle), "-M", "512", "--quiet"]) == 0
+    assert main(["aoti", str(bundle), "--quiet"]) == 0
+    done = cpp_build.attempt([str(built / "chat"), str(bundle), "What is the capital of France?"], clean=True)
+    assert "Paris" in done.stdout, done.stderr
+    assert cpp_build.attempt([str(built / "selftest"), str(bundle)], clean=True).returncode == 0
