@@ -37,7 +37,10 @@ class BuildOptions:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest: every option that is set, without the timing cache's bytes."""
-        values: dict[str, Any] = {name: value for name, value in vars(self).items() if value not in (None, False)}
+        # By identity: an optimisation level of 0 is set, though it equals False.
+        values: dict[str, Any] = {
+            n: value for n, value in vars(self).items() if value is not None and value is not False
+        }
         if self.timing_cache is not None:
             values["timing_cache"] = True
         return values

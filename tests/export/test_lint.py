@@ -46,7 +46,7 @@ def _norm(stash_type: int, domain: str = "") -> onnx.ModelProto:
     node = helper.make_node(
         "RMSNormalization", ["x", "gain"], ["y"], "norm", domain=domain, axis=-1, stash_type=stash_type
     )
-    shape = [BATCH, LENGTH, HEAD_DIM]
+    shape: list[str | int | None] = [BATCH, LENGTH, HEAD_DIM]
     gain = numpy_helper.from_array(np.ones(HEAD_DIM, np.float16), "gain")
     graph = helper.make_graph([node], "norm", [VALUE("x", HALF, shape)], [VALUE("y", HALF, shape)], [gain])
     opsets = [helper.make_opsetid("", 24), *([helper.make_opsetid(domain, 1)] if domain else [])]

@@ -52,10 +52,11 @@ def build_unchecked(path: Path) -> tuple[bytes | None, str]:
     return (None if engine is None else bytes(engine)), adapter.log.drain()
 
 
-def write_cache(past: str, update: str, present: str, **attributes: Any) -> onnx.NodeProto:
+def write_cache(past: str, update: str, present: str, **changes: Any) -> onnx.NodeProto:
     """One TensorScatter at the positions in `start`."""
-    attributes = {"axis": 2, "mode": "linear"} | attributes
-    return helper.make_node("TensorScatter", [past, update, "start"], [present], f"write_{past}", **attributes)
+    name = f"write_{past}"
+    attributes: dict[str, Any] = {"axis": 2, "mode": "linear"} | changes
+    return helper.make_node("TensorScatter", [past, update, "start"], [present], name=name, **attributes)
 
 
 def attend(*inputs: str, outputs: Sequence[str] = ("mixed",), **attributes: Any) -> onnx.NodeProto:
@@ -73,14 +74,14 @@ def cached_attention(
     domains: Sequence[str] = (),
 ) -> onnx.ModelProto:
     """Key and value written into their caches and attended to under a mask; `nodes` replace the three of it."""
-    value, cache = helper.make_tensor_value_info, [*CACHE]
-    cache[2] = slots
+    value = helper.make_tensor_value_info
+    cache: list[str | int | None] = [BATCH, KV_HEADS, slots, HEAD_DIM]
     chosen = nodes or [
         write_cache("past_key", "key", "present_key"),
         write_cache("past_value", "value", "present_value"),
         attend("query", "present_key", "present_value", "mask"),
     ]
-    new = [BATCH, KV_HEADS, LENGTH, HEAD_DIM]
+    new: list[str | int | None] = [BATCH, KV_HEADS, LENGTH, HEAD_DIM]
     inputs = [
         value("query", HALF, MIXED),
         value("key", HALF, new),

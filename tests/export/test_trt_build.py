@@ -1,0 +1,249 @@
+"""Engines of TensorRT for RTX, really built: every family and precision, audited, and built again."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockexport.export.manifest import Manifest, read_manifest
+from blockexport.export.trt_adapter import BuildOptions
+from blockexport.export.trt_build import Built, build_engine
+from blockexport.export.trt_network import Profile, add_profiles, make_profiles, parse, set_key_value_lengths
+from blockexport.models.config import RopeScaling
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+from blockexport.models.progress import Progress, silent
+from blockexport.models.sources import open_checkpoint
+from tests.export.trt_support import rtx
+from tests.exported import export, random_model
+from tests.support import shared_path, smollm2_gguf
+
+TARGETS = ("8.6", "8.9", "12.0")
+PROFILES = make_profiles(4, 24)
+
+
+def build(folder: Path, targets: tuple[str, ...] = ("8.9",), progress: Progress = silent, **options: Any) -> Built:
+    adapter = rtx()
+    return build_engine(
+        adapter, folder, read_manifest(folder), adapter.targets(targets), PROFILES, BuildOptions(**options), progress
+    )
+
+
+def kernels(engine: Any) -> list[bytes]:
+    """The source text of every kernel in an engine, in order: RTX compiles them when the engine is loaded."""
+    return re.findall(rb'extern "C" __global__[^\0]*', bytes(engine))
+
+
+def assert_same_engine(first: Any, second: Any) -> None:
+    """Equal but for the numbers of symbolic sizes, which the builder's threads race for."""
+    assert len(bytes(first)) == len(bytes(second))
+    assert kernels(first) == kernels(second) != []
+    differing = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
+    assert np.count_nonzero(differing) < 20_000 + 1e-3 * differing.size
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
+    checkpoint = open_checkpoint(str(shared_path("models/stories260K")))
+    folders = {precision: tmp_path_factory.mktemp(precision.value) for precision in Precision}
+    for precision, folder in folders.items():
+        export(checkpoint, folder, precision, 256)
+    return folders
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_stories_is_built_audited_and_built_again(precision: Precision, stories: dict[Precision, Path]) -> None:
+    first = build(stories[precision], TARGETS)
+    audit, config = first.audit, read_manifest(stories[precision]).config
+    assert (config.num_hidden_layers, config.head_dim) == (5, 8)
+    assert (audit.cache_updates, audit.attention_layers) == (10, 5)
+    assert "SCATTER" not in audit.layers
+    assert audit.attention == "decomposed"
+    assert audit.attention_reason is not None
+    assert f"head_dim 8 in {precision.value} on 8.6, 8.9, 12.0" in audit.attention_reason
+    assert audit.matrix_products == {precision.dtype_name: 7 * 5 + 1}
+    assert audit.norm_statistics == {"float32": 2 * 5 + 1}
+    assert audit.rotary_embeddings == {"float32": 2 * 5}
+    expected = (stories[precision] / "model.safetensors").stat().st_size
+    weights = audit.weight_bytes[precision.dtype_name]
+    # The safetensors file has a header beside the weights; in fp32 the tables of RoPE are among its own.
+    table = (stories[precision] / "rope.safetensors").stat().st_size if precision is Precision.FP32 else 0
+    assert abs(weights - table - expected) < 8192
+    assert_same_engine(first.engine, build(stories[precision], TARGETS).engine)
+
+
+FAMILIES = {
+    "qwen3 with QK-norm": {"model_type": "qwen3", "qk_norm": True, "qkv_bias": False, "sliding_window": None},
+    "qwen2 with biases": {"model_type": "qwen2", "qk_norm": False, "qkv_bias": True, "sliding_window": None},
+    "mistral with a window": {"model_type": "mistral", "qk_norm": False, "qkv_bias": False},
+    "llama3-scaled RoPE": {
+        "model_type": "llama",
+        "qk_norm": False,
+        "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 32),
+        "sliding_window": None,
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_built_and_audited(family: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"o_bias": False, "mlp_bias": False, "head_dim": 64, **FAMILIES[family]}
+    if changes.get("sliding_window", 7) is None:
+        changes["layer_types"] = ()
+    else:
+        changes["layer_types"] = ("sliding_attention",) * 3
+    export(random_model(**changes), tmp_path / "bundle", Precision.FP16)
+    built = build(tmp_path / "bundle")
+    assert built.audit.attention == "fused"
+    assert (built.audit.cache_updates, built.audit.attention_layers) == (6, 3)
+    assert built.audit.norm_statistics == {"float32": 3 * (4 if changes["qk_norm"] else 2) + 1}
+    assert built.audit.matrix_products == {"float16": 22}
+    assert len(bytes(built.engine)) > built.audit.weight_bytes["float16"]
+
+
+@pytest.mark.parametrize("options", [{"headless": True}, {"last_logits_only": True}])
+def test_other_ends_are_built(options: dict[str, bool], tmp_path: Path) -> None:
+    export(random_model(), tmp_path / "bundle", Precision.BF16, **options)
+    built = build(tmp_path / "bundle")
+    assert built.audit.matrix_products == {"bfloat16": 21 if "headless" in options else 22}
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
+    checkpoint = open_checkpoint(str(smollm2_gguf()))
+    folders = {p: tmp_path_factory.mktemp(p.value) for p in (Precision.FP16, Precision.BF16)}
+    for precision, folder in folders.items():
+        export(checkpoint, folder, precision, 2048)
+    return folders
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_smollm2_is_built_in_half_a_minute_and_built_again(
+    precision: Precision, smollm2: dict[Precision, Path]
+) -> None:
+    folder = smollm2[precision]
+    # Time of this process, so that other processes on the machine do not count.
+    started = time.process_time()
+    first = build(folder, TARGETS if precision is Precision.BF16 else ("8.9",))
+    assert time.process_time() - started < 30
+    audit = first.audit
+    assert (audit.attention, audit.attention_reason) == ("fused", None)
+    assert audit.matrix_products == {precision.dtype_name: 7 * 30 + 1}
+    weights = audit.weight_bytes[precision.dtype_name]
+    assert abs(weights - 2 * 134_515_008) < 4096  # the tied embedding once
+    # Two profiles store some 0.6 MB of kernel sources per layer, whatever the size of the weights.
+    extra = len(bytes(first.engine)) - weights - audit.weight_bytes["float32"]
+    assert extra < 30 * 800_000
+    assert len(bytes(first.engine)) < 1.1 * weights
+    assert_same_engine(first.engine, build(folder, TARGETS if precision is Precision.BF16 else ("8.9",)).engine)
+
+
+@pytest.mark.full
+def test_smollm2_with_one_profile_is_within_six_percent_of_its_weights(smollm2: dict[Precision, Path]) -> None:
+    adapter, folder = rtx(), smollm2[Precision.FP16]
+    profiles = (Profile("both", (1, 1, 8), (1, 1, 512)),)
+    built = build_engine(adapter, folder, read_manifest(folder), ("8.9",), profiles, BuildOptions())
+    assert len(bytes(built.engine)) < 1.06 * built.audit.weight_bytes["float16"]
+
+
+def test_progress_is_heard_and_an_interrupt_ends_the_build(stories: dict[Precision, Path]) -> None:
+    heard: list[tuple[str, int, int]] = []
+    build(stories[Precision.FP16], progress=lambda *event: heard.append(event))
+    labels = {label for label, _, _ in heard}
+    assert {"parsing", "optimizing graph"} <= labels
+    assert all(0 <= done <= total for _, done, total in heard)
+
+    def interrupt(label: str, done: int, total: int) -> None:
+        if label == "optimizing graph":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(stories[Precision.FP16], progress=interrupt)
+    build(stories[Precision.FP16])  # and the next build is none the worse
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"timing_cache": b""}, "--timing-cache is not for tensorrt-rtx"),
+        ({"hardware_compatibility": "ampere-plus"}, "--hardware-compatibility is not for tensorrt-rtx"),
+        ({"version_compatible": True}, "--version-compatible is not for tensorrt-rtx"),
+        ({"builder_optimization_level": 0}, "--builder-optimization-level is not for tensorrt-rtx"),
+        ({"key_value_lengths": True}, "--key-value-lengths is not for tensorrt-rtx"),
+        ({"workspace_mib": 1}, "finds no kernel within --workspace 1 MiB"),
+    ],
+)
+def test_an_option_works_or_is_refused_by_name(
+    options: dict[str, Any], problem: str, stories: dict[Precision, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        build(stories[Precision.FP16], **options)
+    assert capfd.readouterr() == ("", "")  # TensorRT's own words stay out of sight
+
+
+def test_a_workspace_that_suffices_is_taken(stories: dict[Precision, Path]) -> None:
+    assert build(stories[Precision.FP16], workspace_mib=512).audit.cache_updates == 10
+
+
+def test_stripping_weights_without_a_gpu_cannot_be_done_here(stories: dict[Precision, Path]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(NotJudgedError, match="--strip-weights"):
+        build(stories[Precision.FP16], strip_weights=True)
+
+
+def _raw(folder: Path, manifest: Manifest, lengths: bool = False, level: int | None = None) -> bytes:
+    """An engine with settings that `Adapter.check_options` refuses."""
+    adapter = rtx()
+    builder = adapter.builder()
+    network, parser = parse(adapter, builder, folder / "model.onnx")
+    kept = set_key_value_lengths(adapter, network) if lengths else None
+    config = adapter.config(builder, ("8.9",), BuildOptions(builder_optimization_level=level))
+    add_profiles(builder, network, config, PROFILES)
+    engine = builder.build_serialized_network(network, config)
+    assert engine is not None, adapter.log.drain()
+    del kept, parser
+    return bytes(engine)
+
+
+def test_what_is_refused_for_rtx_has_no_effect_there(tmp_path: Path) -> None:
+    """Key/value lengths beside the mask, and optimisation levels: the same kernels. Red when a newer RTX heeds them."""
+    manifest = export(random_model(head_dim=64), tmp_path, Precision.FP16)
+    plain = _raw(tmp_path, manifest)
+    attention = [kernel for kernel in kernels(plain) if b"mha" in kernel]
+    assert attention
+    assert [kernel for kernel in kernels(_raw(tmp_path, manifest, lengths=True)) if b"mha" in kernel] == attention
+    assert kernels(_raw(tmp_path, manifest, level=0)) == kernels(_raw(tmp_path, manifest, level=5)) == kernels(plain)
+
+
+def test_fp32_is_not_rounded_to_tf32() -> None:
+    adapter = rtx()
+    config = adapter.config(adapter.builder(), ("8.9",), BuildOptions())
+    assert not config.get_flag(adapter.trt.BuilderFlag.TF32)
+
+
+def test_targets_are_checked() -> None:
+    adapter = rtx()
+    assert adapter.targets(["8.9", "sm120", "89"]) == ("8.9", "12.0")
+    with pytest.raises(UsageError, match=r"does not serve compute capability 9\.0, only 7\.5, 8\.0"):
+        adapter.targets(["9.0"])
+    with pytest.raises(UsageError, match=r"'fast' is not of the form 8\.9"):
+        adapter.targets(["fast"])
+
+
+def test_profiles_cover_prefill_and_decode() -> None:
+    prefill, decode = make_profiles(3, 40)
+    assert prefill.takes(3, 40)
+    assert prefill.takes(1, 1)
+    assert not prefill.takes(4, 40)
+    assert not prefill.takes(3, 41)
+    assert decode.takes(3, 1)
+    assert not decode.takes(3, 2)
+    assert replace(prefill).sequence_length == (1, 40, 40)
