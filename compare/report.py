@@ -5,7 +5,7 @@
 - `schema_version`: 1; a reader refuses what it does not know.
 - `verdict`: `pass`, `fail` or `not judged`; `summary`: the verdict in a sentence.
 - `artifact`: `backend`, `precision`, `max_sequence_length`, `headless`, `last_logits_only`, `model_type`, and
-  `arithmetic` (`is_target`, `note`).
+  `arithmetic` (`is_target`, `note`); of another tool's file also `convention`, how it is called.
 - `tokens`: `origin`, `count`, and the stretches `prefill`, `decode`, `last`.
 - `checks`: for each `name`, `verdict`, `message` and `figures`; the figures of a check against the noise floor are
   `rms`, `rms_floor`, `rms_ratio`, `rms_limit`, `max`, `max_floor`, `max_ratio`, `max_limit` (the ratio is the largest
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
+REPORT_HTML = "report.html"
 
 _EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.NOT_JUDGED: 3}
 
@@ -126,11 +127,17 @@ def _rounded(value: Any) -> Any:
 
 
 def write_report(report: Report, folder: Path) -> list[str]:
-    """Write `report.json` and `report.md` into `folder`, made if need be; returns their names."""
+    """Write the three forms of the report into `folder`, made if need be; returns the names of the files."""
+    from blockexport.compare.report_html import to_html
     from blockexport.compare.report_markdown import to_markdown
 
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
-    (folder / REPORT_JSON).write_text(text, encoding="utf-8")
-    (folder / REPORT_MARKDOWN).write_text(to_markdown(report), encoding="utf-8")
-    return [REPORT_JSON, REPORT_MARKDOWN]
+    data = report.to_json()
+    texts = {
+        REPORT_JSON: json.dumps(data, indent=1, allow_nan=False) + "\n",
+        REPORT_MARKDOWN: to_markdown(report),
+        REPORT_HTML: to_html(data),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return list(texts)
