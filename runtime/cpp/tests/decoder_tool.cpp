@@ -5,7 +5,8 @@
 // {"op": "generate", ..., "prompt": [...], "count": N, "sampling": {...}, "threads": T}
 //     T threads with a decoder each; prints {"ids": [[...], ...], "text": [...]}
 // {"op": "bench", ..., "prompt": [...], "count": N}
-//     prints {"milliseconds": [...], "open_seconds": S, "resident_bytes": R}
+//     for every line on stdin takes N greedy steps and prints the milliseconds per step; at the end of stdin it prints
+//     {"open_seconds": S, "resident_bytes": R, "anonymous_bytes": A}
 #include <unistd.h>
 
 #include <algorithm>
@@ -120,15 +121,14 @@ void bench(const Json& request) {
   const double open_seconds = milliseconds(started) / 1e3;
   blockexport::Sampler sampler;
   std::vector<float> logits = blockexport::feed(*decoder, request.at("prompt").get<Ids>());
-  std::vector<double> times;
-  const std::size_t count = request.at("count");
-  while (times.size() < count) {
-    const auto step = Clock::now();
-    logits = blockexport::feed(*decoder, {sampler.sample(logits)});
-    times.push_back(milliseconds(step));
+  const int count = request.at("count");
+  std::cout << "ready" << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto stretch = Clock::now();
+    for (int i = 0; i < count; ++i) logits = blockexport::feed(*decoder, {sampler.sample(logits)});
+    std::cout << milliseconds(stretch) / count << std::endl;
   }
-  std::cout << Json({{"milliseconds", times},
-                     {"open_seconds", open_seconds},
+  std::cout << Json({{"open_seconds", open_seconds},
                      {"resident_bytes", resident_bytes()},
                      {"anonymous_bytes", anonymous_bytes()}})
             << '\n';
