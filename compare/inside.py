@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from blockexport.compare.cached_path import make_block
 from blockexport.compare.defect import output_tensor
 from blockexport.compare.evidence import Evidence
-from blockexport.compare.sites import LAYER_SITES, SiteMap, eager_sites
+from blockexport.compare.site_map import SiteMap
+from blockexport.compare.sites import LAYER_SITES, eager_sites
 from blockexport.compare.tolerances import ROUNDING_RMS, SITE_FACTOR
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.tensor_names import EMBEDDING, FINAL_NORM

@@ -15,7 +15,8 @@ from blockexport.compare.errors import measure
 from blockexport.compare.evidence import Evidence
 from blockexport.compare.inside import Inside, SiteError
 from blockexport.compare.noise import Floor, floor_of
-from blockexport.compare.sites import LABELS, map_sites
+from blockexport.compare.site_map import map_sites
+from blockexport.compare.sites import LABELS, MADE_FROM
 from blockexport.compare.tolerances import MAX_FACTOR, REPLAYED, RMS_FACTOR
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
@@ -173,8 +174,11 @@ def _first(rows: Sequence[SiteError]) -> Location | None:
     if index is None:
         return None
     row = blamed = rows[index]
-    # A value that the graph lacks, right before the first that differs, is what differs.
-    if index and rows[index - 1].absent and rows[index - 1].layer == row.layer:
-        blamed = rows[index - 1]
+    # A value that the graph lacks, between one that is right and the first that differs, is what differs. Where more
+    # than one is missing in a row, nothing can be said about which.
+    before = [r for r in rows[:index] if r.layer == row.layer and r.site == MADE_FROM.get(row.site)]
+    earlier = [r for r in rows[:index] if before and r.layer == row.layer and r.site == MADE_FROM.get(before[0].site)]
+    if before and before[0].absent and not any(r.absent for r in earlier):
+        blamed = before[0]
     layers = frozenset(r.layer for r in rows if r.outside and r.layer is not None)
     return Location(row.call.start, row.layer, blamed.site, row.error, row.floor, blamed.absent, layers)

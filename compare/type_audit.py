@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from blockexport.compare.sites import map_sites
+from blockexport.compare.site_map import map_sites
 from blockexport.models.precision import Precision
 
 _BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))
@@ -35,6 +35,11 @@ class TypeRow:
         """Whether every value has the wanted type."""
         return set(self.found) <= {self.wanted}
 
+    @property
+    def told(self) -> str:
+        """What was found, for people."""
+        return ", ".join(f"{count} in {kind}" for kind, count in self.found.items())
+
 
 @dataclass(frozen=True)
 class TypeAudit:
@@ -46,13 +51,7 @@ class TypeAudit:
     @property
     def problems(self) -> list[str]:
         """For people; empty when the graph is what it was asked to be."""
-        return [
-            f"{row.role}: "
-            + ", ".join(f"{count} in {kind}" for kind, count in row.found.items())
-            + f", wanted {row.wanted}"
-            for row in self.rows
-            if not row.right
-        ]
+        return [f"{row.role}: {row.told}, wanted {row.wanted}" for row in self.rows if not row.right]
 
 
 def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -> TypeAudit:
