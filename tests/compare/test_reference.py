@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -68,3 +70,22 @@ def test_headless_gives_normed_hidden_states(tiny: Checkpoint) -> None:
     hidden = Reference(tiny, headless=True).run([ids], [[4, 19]])[0]
     logits = Reference(tiny).run([ids], [[4, 19]])[0]
     torch.testing.assert_close(hidden @ tiny.read("lm_head.weight").double().T, logits, rtol=0, atol=1e-10)
+
+
+BIG = """
+import resource, torch
+from blockexport.compare.reference import reference_logits
+from blockexport.models.sources import open_checkpoint
+
+checkpoint = open_checkpoint("llama-3.2-1b")
+logits = reference_logits(checkpoint, torch.arange(512)[None] * 200)
+assert logits.shape == (1, 512, 128256) and logits.dtype == torch.float64 and bool(logits.isfinite().all())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB
+"""
+
+
+@pytest.mark.full
+def test_a_model_of_a_billion_parameters_stays_under_6_gb() -> None:
+    """Its weights alone are 9.9 GB in float64."""
+    done = subprocess.run([sys.executable, "-c", BIG], capture_output=True, text=True, check=True)
+    assert int(done.stdout) * 1024 < 6e9
