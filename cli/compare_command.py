@@ -1,9 +1,9 @@
-"""`blockexport compare`: a bundle's shipped file against eager PyTorch."""
+"""`blockexport compare`: a bundle's shipped file, or another tool's ONNX file, against eager PyTorch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -11,10 +11,16 @@ from blockexport.cli import console
 
 if TYPE_CHECKING:
     from blockexport.compare.report import Report
+    from blockexport.models.progress import Progress
 
 
 def compare(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder that `blockexport onnx` made.")],
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="BUNDLE", help="Folder that `blockexport onnx` made (left away with --onnx).", show_default=False
+        ),
+    ] = None,
     backend: Annotated[
         str, typer.Option("--backend", metavar="onnxruntime|pt2|eager", help="What runs the bundle's file.")
     ] = "onnxruntime",
@@ -22,6 +28,16 @@ def compare(
         str | None,
         typer.Option(
             "--model", metavar="CHECKPOINT", help="Source to judge against. Default: what the manifest records."
+        ),
+    ] = None,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(
+            "--onnx",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Judge this ONNX decoder of another tool (optimum-onnx, onnxruntime-genai) against --model.",
         ),
     ] = None,
     check: Annotated[
@@ -55,42 +71,78 @@ def compare(
     The limit is the noise floor: eager PyTorch's own error in the bundle's precision on the same tokens. Exits 0 when
     every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source.
 
+    With --onnx the file is another tool's: it is called the way that tool's runtime calls it, and judged on the checks
+    that its inputs allow.
+
     Example: blockexport compare smollm2 --report smollm2-parity
     """
-    _check_options(text, tokens)
+    _check_options(bundle, onnx, model, backend, text, tokens)
     with console.progress_bar(quiet=quiet or as_json) as progress:
-        from blockexport.compare.backends import require_judgeable
-        from blockexport.compare.bundle import bundle_options
         from blockexport.compare.check import choose_checks
-        from blockexport.compare.judge import judge
-        from blockexport.compare.source import open_source
-        from blockexport.export.manifest import read_manifest
-        from blockexport.runtime.open import open_decoder
 
-        checks = tuple(check or ())
-        choose_checks(checks)  # a misspelt name is said before the model is read
-        manifest = read_manifest(bundle)
-        require_judgeable(backend, manifest.precision)
-        checkpoint = open_source(manifest, model)
-        decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
-        options = bundle_options(
-            bundle,
-            backend,
-            checks=checks,
+        how = _How(
+            checks=tuple(check or ()),
             decode_steps=decode_steps,
             text=None if text is None else _read(text),
             token_ids=None if tokens is None else _ids(tokens),
         )
-        result = judge(decoder, checkpoint, options, progress)
+        choose_checks(how["checks"])  # a misspelt name is said before the model is read
+        if onnx is not None and model is not None:
+            from blockexport.compare.foreign import judge_foreign
+
+            result = judge_foreign(onnx, model, max_sequence_length=max_sequence_length, progress=progress, **how)
+        else:
+            assert bundle is not None
+            result = _judge_bundle(bundle, backend, model, max_sequence_length, progress, how)
     _show(result, report, as_json=as_json)
     return result.exit_code
 
 
-def _check_options(text: Path | None, tokens: str | None) -> None:
+class _How(TypedDict):
+    """What bundles and foreign files are judged with alike."""
+
+    checks: tuple[str, ...]
+    decode_steps: int | None
+    text: str | None
+    token_ids: list[int] | None
+
+
+def _judge_bundle(
+    bundle: Path, backend: str, model: str | None, max_sequence_length: int | None, progress: Progress, how: _How
+) -> Report:
+    from blockexport.compare.backends import require_judgeable
+    from blockexport.compare.bundle import bundle_options
+    from blockexport.compare.judge import judge
+    from blockexport.compare.source import open_source
+    from blockexport.export.manifest import read_manifest
+    from blockexport.runtime.open import open_decoder
+
+    manifest = read_manifest(bundle)
+    require_judgeable(backend, manifest.precision)
+    checkpoint = open_source(manifest, model)
+    decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
+    return judge(decoder, checkpoint, bundle_options(bundle, backend, **how), progress)
+
+
+def _check_options(
+    bundle: Path | None, onnx: Path | None, model: str | None, backend: str, text: Path | None, tokens: str | None
+) -> None:
     from blockexport.models.errors import UsageError
 
     if text is not None and tokens is not None:
         raise UsageError("--text and --tokens contradict each other: judge on one of them")
+    if onnx is None:
+        if bundle is None:
+            raise UsageError(
+                "there is nothing to judge: name a BUNDLE, or another tool's file with --onnx FILE --model CHECKPOINT"
+            )
+        return
+    if bundle is not None:
+        raise UsageError(f"--onnx {onnx} and the bundle {bundle} are two artifacts: judge them one at a time")
+    if model is None:
+        raise UsageError(f"--onnx {onnx} needs --model CHECKPOINT: the file does not say what it was exported from")
+    if backend != "onnxruntime":
+        raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on onnxruntime")
 
 
 def _read(path: Path) -> str:

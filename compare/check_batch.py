@@ -15,6 +15,8 @@ from blockexport.runtime.decoder import Decoder
 
 
 def _no_rows(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
+        return context.decoder.foreign.no_rows
     return None if context.rows else "the cache is too small for rows of unequal length"
 
 

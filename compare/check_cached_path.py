@@ -34,6 +34,8 @@ def decode(context: CheckContext) -> CheckResult:
 
 
 def _no_last_slot(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+        return context.decoder.foreign.no_slots
     return None if context.plan.last else "the prefill fills the whole cache"
 
 

@@ -11,6 +11,8 @@ from blockexport.models.tensor_names import expected_tensors
 
 
 def _no_file(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None:
+        return "another tool's file names and lays out its weights in its own way"
     return "this backend runs no file of the bundle" if context.weights is None else None
 
 

@@ -31,15 +31,18 @@ class Explanation:
         return said + self.diagnosis.sentences
 
 
-def explain(context: CheckContext, graph: ReplayGraph | None) -> Explanation:
+def explain(
+    context: CheckContext, graph: ReplayGraph | None, note: str = "there is no ONNX graph to look into"
+) -> Explanation:
     """Look for place and cause of a difference along the judged sequence.
 
     Args:
         context: of the judgement that failed.
         graph: the artifact's graph, or None where it has none that can be replayed.
+        note: why it has none.
     """
     evidence = _evidence(context)
-    search, note = None, "there is no ONNX graph to look into"
+    search = None
     if graph is not None:
         try:
             search = locate(graph, context.checkpoint, evidence, progress=context.progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,8 +24,11 @@ from blockexport.models.errors import NotJudgedError
 from blockexport.models.load import load_model
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
-from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.decoder import Decoder, Foreign
 from blockexport.runtime.eager import EagerDecoder
+
+if TYPE_CHECKING:
+    from blockexport.compare.explain import Explanation
 
 ROWS = 3  # of the batched run
 ROW_PROMPT = 29  # the longest of their prompts
@@ -48,6 +51,7 @@ class JudgeOptions:
         token_ids: what to judge on instead of any text.
         seed: of the random ids used where there is neither.
         weights: gives the shapes of the weights in the artifact's file by name, for the check of their number.
+        explain: looks for place and cause after a check has failed; None leaves that out.
     """
 
     backend: str = "onnxruntime"
@@ -59,6 +63,7 @@ class JudgeOptions:
     token_ids: Sequence[int] | None = None
     seed: int = 0
     weights: Callable[[], Shapes] | None = None
+    explain: Callable[[CheckContext], Explanation] | None = None
 
 
 def judge(
@@ -77,11 +82,12 @@ def judge(
         UsageError: an unknown check, tokens outside the vocabulary, more steps than the cache has slots.
     """
     options = options or JudgeOptions()
-    precision = _precision(decoder.dtype)
+    precision = precision_of(decoder.dtype)
     arithmetic = require_judgeable(options.backend, precision)
     checks = choose_checks(options.checks)
     plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
-    to_last_slot = any(entry.to_last_slot for entry in checks)
+    foreign = decoder.foreign or Foreign("")
+    to_last_slot = foreign.no_slots is None and any(entry.to_last_slot for entry in checks)
     length = plan.max_sequence_length if to_last_slot else plan.decode_positions.stop
     spare = ROWS * (ROW_PROMPT + ROW_STEPS)
     tokens = choose_tokens(
@@ -99,18 +105,24 @@ def judge(
         plan,
         tokens.ids_S[:length],
         to_last_slot=to_last_slot,
-        rows=_rows(tokens.ids_S, plan.max_sequence_length) if _wanted("batch", checks) else (),
+        rows=_rows(tokens.ids_S, plan.max_sequence_length) if _wanted("batch", checks) and not foreign.no_rows else (),
         weights=options.weights,
         progress=progress,
     )
-    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens)
+    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options.explain)
 
 
 def _wanted(name: str, checks: Sequence[Check]) -> bool:
     return any(entry.name == name for entry in checks)
 
 
-def _run(context: CheckContext, checks: Sequence[Check], artifact: Mapping[str, Any], tokens: Tokens) -> Report:
+def _run(
+    context: CheckContext,
+    checks: Sequence[Check],
+    artifact: Mapping[str, Any],
+    tokens: Tokens,
+    explain: Callable[[CheckContext], Explanation] | None,
+) -> Report:
     results: list[CheckResult] = []
     skipped: list[tuple[str, str]] = []
     for entry in checks:
@@ -119,6 +131,7 @@ def _run(context: CheckContext, checks: Sequence[Check], artifact: Mapping[str, 
             skipped.append((entry.name, reason))
             continue
         results.append(entry.function(context))
+    failed = any(result.verdict is Verdict.FAIL for result in results)
     plan = context.plan
     described = {
         "origin": tokens.origin,
@@ -137,10 +150,16 @@ def _run(context: CheckContext, checks: Sequence[Check], artifact: Mapping[str, 
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},
         golden=_golden(context, results),
+        explanation=explain(context) if explain is not None and failed else None,
     )
 
 
-def _precision(dtype: torch.dtype) -> Precision:
+def precision_of(dtype: torch.dtype) -> Precision:
+    """The precision of an artifact's type.
+
+    Raises:
+        NotJudgedError: it is none of those that can be judged.
+    """
     for precision in Precision:
         if precision.torch_dtype == dtype:
             return precision
@@ -156,6 +175,7 @@ def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: 
         "last_logits_only": decoder.last_logits_only,
         "model_type": decoder.config.model_type,
         "arithmetic": {"is_target": arithmetic.is_target, "note": arithmetic.note},
+        **({} if decoder.foreign is None else {"convention": decoder.foreign.convention}),
     }
 
 

@@ -24,6 +24,8 @@ def render_table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict]), table]
     parts.append(Text(LIMITS, style="dim"))
     parts += [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
+    if report.explanation is not None:
+        parts += [Text(sentence) for sentence in report.explanation.sentences]
     parts += [Text(f"{name}: does not apply; {reason}", style="dim") for name, reason in report.skipped]
     if not report.artifact["arithmetic"]["is_target"]:
         parts.append(Text(report.artifact["arithmetic"]["note"], style="dim"))

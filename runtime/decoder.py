@@ -7,11 +7,27 @@ slot are the same number. The interface checks what a graph cannot: that new tok
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What an artifact of another tool allows.
+
+    Attributes:
+        convention: how it is called, for people.
+        no_slots: why its cache has no slots to look at (`cache` then gives copies); None where it has.
+        no_rows: why it cannot run rows of unequal length; None where it can.
+    """
+
+    convention: str
+    no_slots: str | None = None
+    no_rows: str | None = None
 
 
 class Decoder(ABC):
@@ -23,6 +39,7 @@ class Decoder(ABC):
         dtype: type of cache and logits.
         last_logits_only: True when the artifact gives logits of the last position only ([B, 1, V]).
         headless: True when it takes `inputs_embeds` [B, S, D] and gives `hidden_states` [B, S, D].
+        foreign: what an artifact of another tool allows; None for this project's own.
         lengths_B: int64 [B], filled slots of each row.
     """
 
@@ -31,6 +48,7 @@ class Decoder(ABC):
     dtype: torch.dtype
     last_logits_only: bool = False
     headless: bool = False
+    foreign: Foreign | None = None
     lengths_B: torch.Tensor
 
     @property
