@@ -1,0 +1,45 @@
+"""`blockexport lint` on files good and bad."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from blockexport.cli.main import main
+from tests.export.trt_support import attend, cached_attention, write_cache
+
+CAUSAL = cached_attention(
+    [
+        write_cache("past_key", "key", "present_key"),
+        write_cache("past_value", "value", "present_value"),
+        attend("query", "present_key", "present_value", is_causal=1),
+    ]
+)
+
+
+def test_a_clean_file_or_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(cached_attention(), tmp_path / "model.onnx")
+    assert main(["lint", str(tmp_path / "model.onnx")]) == 0
+    assert main(["lint", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("none of the known traps") == 2
+
+
+def test_a_trap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(CAUSAL, tmp_path / "model.onnx")
+    assert main(["lint", str(tmp_path / "model.onnx")]) == 1
+    out = capsys.readouterr().out
+    assert "causal-cache: Attention attention: is_causal over a static cache" in out
+    assert "1 found" in out
+    assert main(["lint", str(tmp_path / "model.onnx"), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["rule"], finding["fate"]) == ("causal-cache", "builds without a word")
+
+
+def test_no_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file.onnx").write_text("text")
+    for name, said in (("file.onnx", "is not an ONNX file"), ("absent.onnx", "No such file or directory")):
+        assert main(["lint", str(tmp_path / name)]) == 2
+        assert said in capsys.readouterr().err

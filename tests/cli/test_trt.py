@@ -1,0 +1,178 @@
+"""`blockexport trt` as a user types it: an engine in the bundle, or one message and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from blockexport.cli.main import main
+from blockexport.export.manifest import read_manifest, sha256_of, write_manifest
+from blockexport.models.precision import Precision
+from blockexport.models.sources import open_checkpoint
+from tests.export.trt_support import rtx
+from tests.exported import export, random_model
+from tests.support import shared_path
+
+ADA = ("--backend", "tensorrt-rtx", "--compute-capability", "8.9")
+
+
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small fp16 bundle without an engine."""
+    rtx()
+    folder = tmp_path_factory.mktemp("exported") / "bundle"
+    model = random_model(num_hidden_layers=1, layer_types=(), sliding_window=None, head_dim=64)
+    export(model, folder, Precision.FP16)
+    return folder
+
+
+@pytest.fixture
+def bundle(exported_once: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    shutil.copytree(exported_once, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file under a folder and its sha256."""
+    return {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_engine_is_added_to_a_bundle(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(bundle)
+    assert main(["trt", str(bundle), *ADA, "--max-batch-size", "3", "--max-prefill", "9", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["engine"]
+    name = "engines/tensorrt-rtx-sm89-fp16.engine"
+    assert printed["file"] == name
+    assert printed["sha256"] == sha256_of(bundle / name)
+    assert printed["profiles"][0]["sequence_length"] == [1, 9, 9]
+    assert printed["profiles"][1]["batch_size"] == [1, 1, 3]
+    after = contents(bundle)
+    assert after.keys() - before.keys() == {name}
+    assert {key for key in before if after[key] != before[key]} == {"manifest.json"}
+    assert main(["trt", str(bundle), *ADA]) == 0
+    told = capsys.readouterr().out
+    for said in ("each updated in place", "in float16", "prefill 1..29 tokens x 1..8 rows", "not executed"):
+        assert said in told
+    assert list(read_manifest(bundle).engines) == [name]
+
+
+def test_from_a_checkpoint_in_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rtx()
+    model, folder = str(shared_path("models/stories260K")), tmp_path / "bundle"
+    arguments = ["trt", model, "-o", str(folder), "--fp16", "-M", "64", *ADA, "--json"]
+    assert main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)  # one document, though the graph was judged on the way
+    assert printed["engine"]["precision"] == "fp16"
+    manifest = read_manifest(folder)
+    assert (manifest.precision, manifest.max_sequence_length) == (Precision.FP16, 64)
+    assert (folder / "parity" / "report.json").is_file()
+    assert set(manifest.files) >= set(manifest.engines) != set()
+    assert open_checkpoint(model).config == manifest.config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--backend", "tensorrt-rtx", "--compute-capability", "9.0"], 2, "does not serve compute capability 9.0"),
+        ([*ADA, "--fp32"], 2, "is a bundle in fp16, and precision is typed into its graph: --fp32 needs a bundle"),
+        ([*ADA, "--fp16", "--bf16"], 2, "--fp16 and --bf16 contradict each other"),
+        ([*ADA, "--max-prefill", "30"], 2, "--max-prefill 30 is beyond the bundle's 29 cache slots"),
+        ([*ADA, "--timing-cache", "cache"], 2, "--timing-cache is not for tensorrt-rtx"),
+        ([*ADA, "--builder-optimization-level", "0"], 2, "--builder-optimization-level is not for tensorrt-rtx"),
+        ([*ADA, "--hardware-compatibility", "all"], 2, "'all' is neither ampere-plus nor same-compute-capability"),
+        ([*ADA, "--workspace", "1"], 2, "finds no kernel within --workspace 1 MiB"),
+        ([*ADA, "--output", "elsewhere"], 2, "--output is for a checkpoint"),
+        (["--backend", "tensor"], 2, "no TensorRT backend 'tensor'"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_leaves_nothing(
+    arguments: list[str], code: int, said: str, bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(bundle)
+    assert main(["trt", str(bundle), *arguments]) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("blockexport: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert contents(bundle) == before
+    assert not (bundle / "engines").exists()
+
+
+def test_standard_tensorrt_without_its_libraries_cannot_be_used_here(
+    bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec("tensorrt") is not None:
+        pytest.skip("standard TensorRT is installed here")
+    assert main(["trt", str(bundle), "--backend", "tensorrt"]) == 3
+    err = capfd.readouterr().err
+    assert "tensorrt is not installed here" in err
+    assert "pip install 'blockexport[gpu]', or build with --backend tensorrt-rtx" in err
+
+
+def test_a_target_is_asked_for_where_there_is_no_gpu(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert main(["trt", str(bundle), "--backend", "tensorrt-rtx"]) == 3
+    assert "say which GPU the engine is for: --compute-capability, with one of 7.5" in capfd.readouterr().err
+
+
+def reseal(bundle: Path, model: onnx.ModelProto) -> None:
+    """Put another graph into a bundle, with a manifest that agrees."""
+    (bundle / "model.onnx").write_bytes(model.SerializeToString())
+    manifest = read_manifest(bundle)
+    file = bundle / "model.onnx"
+    entry = replace(manifest.files["model.onnx"], sha256=sha256_of(file), bytes=file.stat().st_size)
+    write_manifest(bundle, replace(manifest, files={**manifest.files, "model.onnx": entry}))
+
+
+def test_a_graph_that_tensorrt_rejects(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(bundle / "model.onnx", load_external_data=False)
+    norm = next(node for node in model.graph.node if node.op_type == "RMSNormalization")
+    model.graph.node.insert(
+        list(model.graph.node).index(norm), helper.make_node("Bernoulli", [norm.input[0]], ["noise"], "noisy")
+    )
+    norm.input[0] = "noise"
+    reseal(bundle, model)
+    assert main(["trt", str(bundle), *ADA]) == 2
+    err = capfd.readouterr().err
+    assert "rejects" in err
+    assert "Bernoulli" in err
+    assert err.count("blockexport: ") == 1
+    assert not (bundle / "engines").exists()
+
+
+def test_a_trap_in_the_graph_is_named_before_anything_is_built(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(bundle / "model.onnx", load_external_data=False)
+    attention = next(node for node in model.graph.node if node.op_type == "Attention")
+    attention.attribute.append(helper.make_attribute("left_window_size", 3))
+    reseal(bundle, model)
+    assert main(["trt", str(bundle), *ADA]) == 2
+    assert "[attention-window]" in capfd.readouterr().err
+    assert not (bundle / "engines").exists()
+
+
+def test_changed_weights_are_not_built_from(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    weights = bytearray((bundle / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (bundle / "model.safetensors").write_bytes(weights)
+    assert main(["trt", str(bundle), *ADA]) == 2
+    assert "not the file that the manifest lists" in capfd.readouterr().err
+
+
+def test_a_checkpoint_needs_a_bundle_and_a_precision(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rtx()
+    assert main(["trt", "tiny", *ADA, "--fp16"]) == 2
+    assert "name it with -o BUNDLE" in capfd.readouterr().err
+    assert main(["trt", "tiny", "-o", str(tmp_path / "new"), *ADA]) == 2
+    assert "say in which precision" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
