@@ -150,7 +150,7 @@ class _Trial:
         order = sorted(range(len(self.cases)), key=lambda i: distances[i])
         close = [i for i in order if distances[i] <= EXPLAINED.value * error][:CANDIDATES]
         judged = self._judge([(self.cases[i], outputs[i], effects[i]) for i in close])
-        named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor and f.rms <= EXPLAINED.value * error]
+        named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor]
         named = self._dropout() + sorted(named, key=lambda finding: finding.rms)
         nearest = min(judged, key=lambda finding: finding.rms, default=None) if not named else None
         return Diagnosis(
