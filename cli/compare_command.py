@@ -22,8 +22,14 @@ def compare(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="onnxruntime|pt2|eager", help="What runs the bundle's file.")
-    ] = "onnxruntime",
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help="What runs the bundle: onnxruntime (default), replay (default for bf16), pt2, aoti, eager, tensorrt, "
+            "tensorrt-rtx.",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -108,9 +114,9 @@ class _How(TypedDict):
 
 
 def _judge_bundle(
-    bundle: Path, backend: str, model: str | None, max_sequence_length: int | None, progress: Progress, how: _How
+    bundle: Path, backend: str | None, model: str | None, max_sequence_length: int | None, progress: Progress, how: _How
 ) -> Report:
-    from blockexport.compare.backends import require_judgeable
+    from blockexport.compare.backends import require_judgeable, usual_backend
     from blockexport.compare.bundle import bundle_options
     from blockexport.compare.judge import judge
     from blockexport.compare.source import open_source
@@ -118,6 +124,7 @@ def _judge_bundle(
     from blockexport.runtime.open import open_decoder
 
     manifest = read_manifest(bundle)
+    backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision)
     checkpoint = open_source(manifest, model)
     decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
@@ -125,7 +132,12 @@ def _judge_bundle(
 
 
 def _check_options(
-    bundle: Path | None, onnx: Path | None, model: str | None, backend: str, text: Path | None, tokens: str | None
+    bundle: Path | None,
+    onnx: Path | None,
+    model: str | None,
+    backend: str | None,
+    text: Path | None,
+    tokens: str | None,
 ) -> None:
     from blockexport.models.errors import UsageError
 
@@ -141,7 +153,7 @@ def _check_options(
         raise UsageError(f"--onnx {onnx} and the bundle {bundle} are two artifacts: judge them one at a time")
     if model is None:
         raise UsageError(f"--onnx {onnx} needs --model CHECKPOINT: the file does not say what it was exported from")
-    if backend != "onnxruntime":
+    if backend not in (None, "onnxruntime"):
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on onnxruntime")
 
 

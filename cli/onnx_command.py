@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from blockexport.models.progress import Progress
 
 DEFAULT_SLOTS = 2048
-BACKEND = "onnxruntime"
 PARITY = "parity"  # the folder of the report inside the bundle
 EXIT_NOT_JUDGED = 3
 
@@ -157,15 +156,16 @@ def _export(
 
 def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Report | str:
     """The report on the file in `folder`, or why it cannot be judged on this machine."""
-    from blockexport.compare.backends import require_judgeable
+    from blockexport.compare.backends import require_judgeable, usual_backend
     from blockexport.compare.bundle import bundle_options
     from blockexport.compare.judge import judge
     from blockexport.models.errors import NotJudgedError
     from blockexport.runtime.open import open_decoder
 
     try:
-        require_judgeable(BACKEND, manifest.precision)
-        return judge(open_decoder(folder, BACKEND), checkpoint, bundle_options(folder, BACKEND), progress)
+        backend = usual_backend(manifest.precision)
+        require_judgeable(backend, manifest.precision)
+        return judge(open_decoder(folder, backend), checkpoint, bundle_options(folder, backend), progress)
     except NotJudgedError as error:
         return str(error)
 

@@ -44,8 +44,13 @@ def arithmetic_of(backend: str, precision: Precision) -> Arithmetic:
         False,
         False,
         "ONNX Runtime on a CPU has few bf16 kernels, so a bf16 graph cannot be judged with it: "
-        "judge the program with --backend pt2, or run compare where a GPU is",
+        "judge it with --backend replay, which runs the graph in PyTorch",
     )
+
+
+def usual_backend(precision: Precision) -> str:
+    """What judges a bundle when no backend is named: the runtime most will ship with, unless it lacks the type."""
+    return "replay" if precision is Precision.BF16 else "onnxruntime"
 
 
 def require_judgeable(backend: str, precision: Precision) -> Arithmetic:
