@@ -43,7 +43,8 @@ def audited(folder: Path, manifest: Manifest, change: Change | None = None) -> A
 
 
 def first(graph: onnx.GraphProto, op_type: str) -> onnx.NodeProto:
-    return next(node for node in graph.node if node.op_type == op_type)
+    found: onnx.NodeProto = next(node for node in graph.node if node.op_type == op_type)
+    return found
 
 
 def insert_before(graph: onnx.GraphProto, node: onnx.NodeProto, new: onnx.NodeProto) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockexport.export.manifest import Manifest, read_manifest
-from blockexport.export.trt_network import Profile, make_profiles
+from blockexport.export.trt_network import make_profiles
 from blockexport.models.errors import UsageError
 from blockexport.models.load import load_model
 from blockexport.models.precision import Precision
@@ -23,15 +23,13 @@ PROFILES = make_profiles(3, 6)
 SLOTS = 29
 
 
-def pair(
-    folder: Path, profiles: tuple[Profile, ...] = PROFILES, **options: Any
-) -> tuple[TensorRtDecoder, EagerDecoder, FakeEngine]:
+def pair(folder: Path, **options: Any) -> tuple[TensorRtDecoder, EagerDecoder, FakeEngine]:
     """A TensorRT decoder on a fake engine, and an eager one with the same weights."""
     checkpoint: RandomCheckpoint = random_model()
     manifest: Manifest = export(checkpoint, folder, Precision.FP32, SLOTS, **options)
     model = load_model(checkpoint, torch.float32, SLOTS, **options)
-    engine = FakeEngine(manifest, model, profiles)
-    return TensorRtDecoder(manifest, engine, profiles, torch.device("cpu")), EagerDecoder(model, SLOTS), engine
+    engine = FakeEngine(manifest, model, PROFILES)
+    return TensorRtDecoder(manifest, engine, PROFILES, torch.device("cpu")), EagerDecoder(model, SLOTS), engine
 
 
 def inputs_for(decoder: TensorRtDecoder, batch_size: int, length: int) -> torch.Tensor:
