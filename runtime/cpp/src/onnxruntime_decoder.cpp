@@ -8,6 +8,7 @@
 #include "backends.h"
 #include "blockexport/error.h"
 #include "half.h"
+#include "resident.h"
 
 namespace blockexport {
 namespace {
@@ -65,6 +66,8 @@ class OnnxRuntimeDecoder final : public Decoder {
         device_(options.provider == "cpu" ? "Cpu" : "Cuda", OrtDeviceAllocator, options.device, OrtMemTypeDefault),
         host_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {
     check_interface();
+    // The weights were repacked; what stays mapped of them is an embedding of which a step reads a row.
+    if (on_host_ && !options.low_memory) release_mapped_files(manifest().folder);
     reset();
   }
 
