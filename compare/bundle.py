@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blockexport.compare.artifact_weights import artifact_weights
 from blockexport.compare.context import Shapes
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.tokens import Encode
+from blockexport.export.manifest import ONNX_FILE
 from blockexport.runtime.text import BundleTokenizer
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ONNX_BACKENDS = ("onnxruntime", "replay")  # those that run the bundle's ONNX file
 
 
 def bundle_options(
@@ -31,7 +38,14 @@ def bundle_options(
         text=text,
         token_ids=token_ids,
         weights=None if weights is None else lambda: weights,
+        graph=(lambda: _graph(folder)) if backend in ONNX_BACKENDS else None,
     )
+
+
+def _graph(folder: Path) -> ir.Graph:
+    import onnx_ir
+
+    return onnx_ir.load(folder / ONNX_FILE).graph
 
 
 def _encoder(folder: Path) -> Encode | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from blockexport.compare.reference import Reference
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -38,6 +42,7 @@ class CheckContext:
         ids_S: the judged sequence, int64, M tokens when `to_last_slot`, else up to the last decode step.
         rows: rows of unequal length for the batched run.
         weights: gives the shapes of the weights inside the artifact's file by name; None when there is no file.
+        graph: gives the artifact's ONNX graph; None when it has none.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class CheckContext:
         to_last_slot: bool = True,
         rows: Sequence[Row] = (),
         weights: Callable[[], Shapes] | None = None,
+        graph: Callable[[], ir.Graph] | None = None,
         progress: Progress = silent,
     ) -> None:
         self.decoder = decoder
@@ -62,6 +68,7 @@ class CheckContext:
         self.ids_S = ids_S
         self.rows = list(rows)
         self.weights = weights
+        self.graph = graph
         self.progress = progress
 
     @property

@@ -28,6 +28,8 @@ from blockexport.runtime.decoder import Decoder, Foreign
 from blockexport.runtime.eager import EagerDecoder
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from blockexport.compare.explain import Explanation
 
 ROWS = 3  # of the batched run
@@ -51,6 +53,7 @@ class JudgeOptions:
         token_ids: what to judge on instead of any text.
         seed: of the random ids used where there is neither.
         weights: gives the shapes of the weights in the artifact's file by name, for the check of their number.
+        graph: gives the artifact's ONNX graph, for the audit of types.
         explain: looks for place and cause after a check has failed; None leaves that out.
     """
 
@@ -63,6 +66,7 @@ class JudgeOptions:
     token_ids: Sequence[int] | None = None
     seed: int = 0
     weights: Callable[[], Shapes] | None = None
+    graph: Callable[[], ir.Graph] | None = None
     explain: Callable[[CheckContext], Explanation] | None = None
 
 
@@ -107,6 +111,7 @@ def judge(
         to_last_slot=to_last_slot,
         rows=_rows(tokens.ids_S, plan.max_sequence_length) if _wanted("batch", checks) and not foreign.no_rows else (),
         weights=options.weights,
+        graph=options.graph,
         progress=progress,
     )
     return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options.explain)

@@ -57,7 +57,7 @@ def test_a_good_bundle(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["verdict"] == "pass" and report["schema_version"] == 1
-    assert len(report["checks"]) == 7 and report["skipped"] == []
+    assert len(report["checks"]) == 8 and report["skipped"] == []
     assert report["positions"]["position"] == list(range(64))
     assert all(len(column) == 64 for column in report["positions"].values())
     markdown = (tmp_path / "a" / "report.md").read_text()
@@ -204,4 +204,7 @@ def test_half_precision(made: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_eager_as_a_backend(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(made / "bundle", "--backend", "eager", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["skipped"] == [{"name": "parameters", "reason": "this backend runs no file of the bundle"}]
+    assert report["skipped"] == [
+        {"name": "parameters", "reason": "this backend runs no file of the bundle"},
+        {"name": "types", "reason": "this backend runs no ONNX graph"},
+    ]

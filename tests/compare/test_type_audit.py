@@ -8,9 +8,14 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from blockexport.compare.bundle import bundle_options
+from blockexport.compare.check import Verdict
+from blockexport.compare.judge import judge
+from blockexport.compare.report import Report
 from blockexport.compare.type_audit import audit_types
 from blockexport.export.manifest import ONNX_FILE
 from blockexport.models.precision import Precision
+from blockexport.runtime.open import open_decoder
 from tests.exported import EVERYTHING, export, random_model
 from tests.zoo import norm_half
 from tests.zoo_bench import Bench
@@ -84,3 +89,19 @@ def test_what_is_not_as_asked_is_one_sentence(
     spoil(bench)
     bench.graph.sort()
     assert sentence in audit_types(bench.graph, precision, LAYERS).problems
+
+
+def judged(folder: Path) -> Report:
+    options = bundle_options(folder, "replay", checks=("types",))
+    return judge(open_decoder(folder, "replay"), random_model(), options)
+
+
+def test_the_audit_is_a_check(bundles: dict[Precision, Path], tmp_path: Path) -> None:
+    (sound,) = judged(bundles[Precision.FP16]).checks
+    assert sound.verdict is Verdict.PASS and "attention and cache in float16" in sound.message
+    bench = Bench(bundles[Precision.FP16], EVERYTHING)
+    half_statistics(bench)
+    (spoilt,) = judged(bench.save(tmp_path / "spoilt", bundles[Precision.FP16])).checks
+    assert spoilt.verdict is Verdict.FAIL
+    assert spoilt.message == "norm statistics: 12 in FLOAT, 1 in FLOAT16, wanted FLOAT"
+    assert spoilt.figures["norm statistics"] == {"FLOAT": 12, "FLOAT16": 1}
