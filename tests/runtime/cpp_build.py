@@ -84,18 +84,20 @@ def build(name: str, options: list[str], *targets: str) -> Path:
     return folder
 
 
-def run(command: list[str], **environment: str) -> str:
+def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     """Run a command that must succeed; its stdout."""
-    done = attempt(command, **environment)
+    done = attempt(command, environment)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
-def attempt(command: list[str], *, clean: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+def attempt(
+    command: list[str], environment: dict[str, str] | None = None, *, clean: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run a command; with `clean`, in an environment that holds nothing but `environment`."""
     inherited = {} if clean else dict(os.environ)
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False, env={**inherited, **environment}
+        command, capture_output=True, text=True, timeout=900, check=False, env={**inherited, **(environment or {})}
     )
 
 
@@ -103,4 +105,4 @@ def request(tool: Path, folder: Path, **content: Any) -> subprocess.CompletedPro
     """Have decoder_tool do what `content` says."""
     path = folder / "request.json"
     path.write_text(json.dumps(content))
-    return attempt([str(tool), str(path)], OMP_NUM_THREADS="1")
+    return attempt([str(tool), str(path)], {"OMP_NUM_THREADS": "1"})

@@ -200,6 +200,48 @@ def test_chat_answers_without_python_on_the_machine(built: Path, stories: Path) 
     assert done.stdout == tokenizer.decode(ids, prompt) + "\n"
 
 
+TEMPLATE = (
+    "{{ bos_token }}{% if messages[0]['role'] != 'system' %}Be nice.{% endif %}{% for m in messages %}"
+    "{% if m['role'] == 'assistant' %} {{ m['content'].split('</think>')[-1].lstrip('\\n') }}</s>"
+    "{% else %}[{{ m['role'] }}] {{ m['content'] }} [/]{% endif %}{% endfor %}"
+)
+CONVERSATIONS = [
+    [("user", "Hi there")],
+    [("system", "Be brief.\n"), ("user", " What? ")],
+    [
+        ("user", "a"),
+        ("assistant", "<think>\nhm</think>\n\nWell, é"),
+        ("user", ""),
+        ("assistant", "\n\nno"),
+        ("user", "z"),
+    ],
+]
+
+
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+def test_prompts_and_conversations_are_those_of_python(built: Path, tmp_path: Path, add_bos_token: bool | None) -> None:
+    model, bundle = tmp_path / "model", tmp_path / "bundle"
+    model.mkdir()
+    for path in shared_path("models/stories260K").iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    if add_bos_token is not None:
+        config["add_bos_token"] = add_bos_token
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert main(["onnx", str(model), "-o", str(bundle), "--quiet", "--no-compare"]) == 0
+    python, tool = BundleTokenizer(bundle), built / "tests/decoder_tool"
+    for text in ("Once upon", "<s>Once", " x", ""):
+        done = cpp_build.request(tool, tmp_path, op="prompt", bundle=str(bundle), text=text)
+        assert json.loads(done.stdout) == python.encode(text), text
+    for messages in CONVERSATIONS:
+        done = cpp_build.request(tool, tmp_path, op="prompt", bundle=str(bundle), messages=messages)
+        expected = python.encode_chat([{"role": role, "content": content} for role, content in messages])
+        assert json.loads(done.stdout) == expected, messages
+    done = cpp_build.request(tool, tmp_path, op="prompt", bundle=str(bundle), messages=[("user", "a"), ("user", "b")])
+    assert "should be from assistant" in done.stderr
+
+
 def test_selftest_passes(built: Path, stories: Path) -> None:
     code, said = selftest(built, stories)
     assert code == 0, said

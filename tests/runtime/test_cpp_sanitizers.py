@@ -61,7 +61,7 @@ def generate(build: Path, folder: Path, bundle: Path, threads: int) -> list[list
         "sampling": sampling,
     }
     path.write_text(json.dumps(content))
-    said = cpp_build.run([str(build / "tests/decoder_tool"), str(path)], **environment(folder))
+    said = cpp_build.run([str(build / "tests/decoder_tool"), str(path)], environment(folder))
     ids: list[list[int]] = json.loads(said)["ids"]
     return ids
 
@@ -70,17 +70,17 @@ def test_address_and_undefined_behaviour(stories: Path, tmp_path: Path) -> None:
     build = sanitized(ADDRESS)
     around = environment(tmp_path)
     assert len(generate(build, tmp_path, stories, 1)[0]) > 50
-    said = cpp_build.run([str(build / "selftest"), str(stories)], **around)
+    said = cpp_build.run([str(build / "selftest"), str(stories)], around)
     assert "selftest passed" in said
-    done = cpp_build.attempt([str(build / "selftest"), str(tmp_path)], **around)
+    done = cpp_build.attempt([str(build / "selftest"), str(tmp_path)], around)
     assert done.returncode == 2 and "is not a bundle" in done.stderr
     lines = tmp_path / "lines.jsonl"
     added = ["<s>", "</s>", "<unk>"]
     lines.write_text("".join(json.dumps(text) + "\n" for text in random_texts(1500, added)) + "[300, -5, 999999]\n")
     tool = str(build / "tests/tokenizer_tool")
-    cpp_build.run([tool, str(stories / "tokenizer.json"), str(lines)], **around)
+    cpp_build.run([tool, str(stories / "tokenizer.json"), str(lines)], around)
     # The same texts through the expressions, NFC and byte level of a Qwen-like tokenizer.
-    assert cpp_build.run([tool, str(_byte_level(stories, tmp_path)), str(lines)], **around)
+    assert cpp_build.run([tool, str(_byte_level(stories, tmp_path)), str(lines)], around)
 
 
 def test_core_under_address_and_undefined_behaviour(stories: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_core_under_address_and_undefined_behaviour(stories: Path, tmp_path: Pat
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     weights, vectors = stories / "model.safetensors", REPOSITORY / "tests/data/sampling_vectors.json"
     command = [str(build / "tests/core_tests"), str(vectors), str(weights), sha256_of(weights), str(tmp_path)]
-    cpp_build.run(command, **environment(tmp_path))
+    cpp_build.run(command, environment(tmp_path))
 
 
 def test_two_decoders_in_two_threads(stories: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@
 //     the logits of every call as float32, one call after the other
 // {"op": "generate", ..., "prompt": [...], "count": N, "sampling": {...}, "threads": T}
 //     T threads with a decoder each; prints {"ids": [[...], ...], "text": [...]}
+// {"op": "prompt", "bundle": B, "text": T} or {..., "messages": [[role, content], ...]}
+//     prints the token ids
 // {"op": "bench", ..., "prompt": [...], "count": N}
 //     for every line on stdin takes N greedy steps and prints the milliseconds per step; at the end of stdin it prints
 //     {"open_seconds": S, "resident_bytes": R, "anonymous_bytes": A}
@@ -94,6 +96,17 @@ void generate(const Json& request) {
   std::cout << Json({{"ids", ids}, {"text", texts}}) << '\n';
 }
 
+void prompt(const Json& request) {
+  const blockexport::BundleText text(blockexport::read_manifest(request.at("bundle").get<std::string>()));
+  if (request.contains("text")) {
+    std::cout << Json(text.prompt(request.at("text").get<std::string>())) << '\n';
+    return;
+  }
+  std::vector<blockexport::Message> messages;
+  for (const Json& message : request.at("messages")) messages.push_back({message.at(0), message.at(1)});
+  std::cout << Json(text.chat(messages)) << '\n';
+}
+
 std::int64_t resident_bytes() {
   std::ifstream statm("/proc/self/statm");
   std::int64_t size = 0, resident = 0;
@@ -146,6 +159,8 @@ int main(int argc, char** argv) {
       run(request);
     } else if (op == "generate") {
       generate(request);
+    } else if (op == "prompt") {
+      prompt(request);
     } else if (op == "bench") {
       bench(request);
     } else {
