@@ -15,7 +15,6 @@ from blockexport.models.config import ModelConfig
 
 def genai_config(config: ModelConfig, max_sequence_length: int, eos_token_ids: Sequence[int]) -> dict[str, Any]:
     """The file's contents, greedy by default, for a graph with `max_sequence_length` cache slots."""
-    eos: int | list[int] = eos_token_ids[0] if len(eos_token_ids) == 1 else list(eos_token_ids)
     decoder = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
         "filename": ONNX_FILE,
@@ -40,10 +39,11 @@ def genai_config(config: ModelConfig, max_sequence_length: int, eos_token_ids: S
         "type": config.model_type,
         "vocab_size": config.vocab_size,
         "context_length": max_sequence_length,
-        "eos_token_id": eos,
-        "pad_token_id": eos_token_ids[0],
         "decoder": decoder,
     }
+    if eos_token_ids:
+        model["eos_token_id"] = eos_token_ids[0] if len(eos_token_ids) == 1 else list(eos_token_ids)
+        model["pad_token_id"] = eos_token_ids[0]
     if config.bos_token_id is not None:
         model["bos_token_id"] = config.bos_token_id
     search = {"do_sample": False, "max_length": max_sequence_length, "past_present_share_buffer": True, "top_k": 1}

@@ -110,7 +110,7 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions) 
     if not options.headless:
         generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         eos = generation.get("eos_token_id", list(checkpoint.config.eos_token_ids))
-        stops = eos if isinstance(eos, list) else [eos]
+        stops = [] if eos is None else eos if isinstance(eos, list) else [eos]
         files["genai_config.json"] = genai_config(checkpoint.config, options.max_sequence_length, stops)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
