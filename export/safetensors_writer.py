@@ -62,7 +62,7 @@ class HashingWriter:
         self._file.close()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Queue `data`, which must not change any more; waits while enough is queued, raises what earlier writes did."""
+        """Queue `data`, which must not change any more; waits while enough is queued. Raises what earlier ones did."""
         self._waiting.append(self._thread.submit(self._write, data))
         while len(self._waiting) > _WAITING_CHUNKS:
             self._waiting.popleft().result()

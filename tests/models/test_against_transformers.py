@@ -26,7 +26,9 @@ def eager_logits(folder: Path, ids_BS: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("tied", "sharded", "dtype"), [(False, False, torch.float32), (True, True, torch.bfloat16)], ids=["whole", "sharded"]
+    ("tied", "sharded", "dtype"),
+    [(False, False, torch.float32), (True, True, torch.bfloat16)],
+    ids=["whole", "sharded"],
 )
 def test_the_same_logits_at_every_position(
     family: str, tied: bool, sharded: bool, dtype: torch.dtype, tmp_path: Path

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig
 
-from blockexport.models.config import RopeScaling
+from blockexport.models.config import LayerType, RopeScaling
 from blockexport.models.config_hf import config_from_hf
 from blockexport.models.config_hf_write import config_to_hf
 from blockexport.models.presets import PRESETS
@@ -22,7 +22,7 @@ def test_every_preset_reads_back(name: str) -> None:
 
 
 def test_a_mixed_window_model_reads_back_in_transformers() -> None:
-    windows = ("full_attention", "sliding_attention", "full_attention")
+    windows: tuple[LayerType, ...] = ("full_attention", "sliding_attention", "full_attention")
     config = replace(
         PRESETS["tiny"].config,
         model_type="qwen2",
