@@ -67,7 +67,7 @@ def compare(
         str | None, typer.Option("--tokens", metavar="ID,ID,...", help="Judge on these token ids.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="DIR", help="Write report.json and report.md into this folder.")
+        Path | None, typer.Option("--report", metavar="DIR", help="Write report.json, .md and .html into this folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json instead of the table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,

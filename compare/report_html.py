@@ -148,7 +148,7 @@ def _place(explanation: Mapping[str, Any]) -> str:
     path = "".join(f"<li>{escape(step)}</li>" for step in steps)
     absent = " The graph has no such value, and the next one differs." if located["absent"] else ""
     also = [layer for layer in located["layers"] if layer != located["layer"]]
-    others = f" So do {_layers(also)}, of their own accord." if also else ""
+    others = f" {_layers(also)} of {'their' if len(also) > 1 else 'its'} own accord." if also else ""
     doubt = "" if explanation["reproduced"] else _doubt(explanation["replay_ratio"])
     return (
         f'<ol class="path">{path}</ol><p>Relative error {figure(located["error"])}; eager’s own is '
@@ -164,7 +164,8 @@ def _doubt(distance: float) -> str:
 
 
 def _layers(layers: list[int]) -> str:
-    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+    names = ", ".join(map(str, layers))
+    return f"Layers {names} also differ" if len(layers) > 1 else f"Layer {names} also differs"
 
 
 def _causes(explanation: Mapping[str, Any]) -> str:

@@ -117,7 +117,7 @@ def _chart(values: Sequence[_Value], factor: float) -> str:
     names = "".join(
         f'<span style="left:{(i + 0.5) / len(order):.2%}">{escape(column)}</span>'
         for i, column in enumerate(order)
-        if not isinstance(column, int) or column % every == 0
+        if (column % every == 0 if isinstance(column, int) else every == 1 or column == BEHIND)
     )
     legend = [
         swatch("stem", "the artifact, relative error"),
@@ -148,9 +148,9 @@ def _map(values: Sequence[_Value], explanation: Mapping[str, Any], factor: float
     return (
         f'<ul class="legend">{key}</ul>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Every value inside, by layer">'
-        f'<table class="map{roomy}"><caption>{plural(len(values), "value")} compared, {outside} outside the limit; '
-        "columns are layers, “in” the embedding, “out” final norm and head</caption>"
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'<table class="map{roomy}"><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<p class="note">{plural(len(values), "value")} compared, {outside} outside the limit. Columns are layers; '
+        "“in” is the embedding, “out” the final norm and the head.</p>"
     )
 
 

@@ -40,7 +40,7 @@ h2{margin:0 0 .6rem;font:500 1.75rem/1.2 var(--serif);letter-spacing:-.012em}
 h3{margin:1.75rem 0 .4rem;font-size:1rem;line-height:1.4;font-weight:600}
 p{margin:.5rem 0;text-wrap:pretty}
 section>p{max-width:44em}
-.note,small,caption{color:var(--soft);font-size:.875rem;line-height:1.5}
+.note,small{color:var(--soft);font-size:.875rem;line-height:1.5}
 code{font:.875em/1 var(--mono)}
 b{font-weight:600}
 .finding h3{margin-top:1.25rem;color:var(--soft);font-weight:500;font-size:.875rem}
@@ -63,11 +63,11 @@ color:var(--soft);font-size:.875rem}
 .axis{position:relative;flex:none;width:2.4rem;height:20rem;color:var(--soft);font-size:.8125rem}
 .axis span{position:absolute;right:0;transform:translateY(-50%)}
 .panels{display:flex;flex:1;gap:.75rem;min-width:0}
-.panel{flex:1 1 0;min-width:3.4rem}
+.panel{flex:1 1 0;min-width:3.75rem}
 .panel svg{display:block;width:100%;height:20rem;overflow:visible}
 .low .axis,.low .panel svg{height:13rem}
 .panel p{margin:.5rem 0 0;font-size:.8125rem;line-height:1.35}
-.panel p span{color:var(--soft)}
+.panel p span{color:var(--soft);white-space:nowrap}
 .ticks{position:relative;height:1.6rem;margin-top:.35rem;color:var(--soft);font-size:.8125rem}
 .ticks span{position:absolute;transform:translateX(-50%)}
 svg path{fill:none;vector-effect:non-scaling-stroke}
@@ -116,7 +116,6 @@ background:var(--soft);box-shadow:0 0 0 1px var(--paper)}
 .scroll{overflow-x:auto;padding:.25rem 0}
 .scroll:focus-visible{outline:2px solid var(--soft);outline-offset:2px}
 .map{width:auto;border-collapse:separate;border-spacing:2px;font-size:.8125rem;line-height:1.2}
-.map caption{caption-side:bottom;padding-top:.5rem;text-align:left}
 .map tr>*{padding:0}
 .map thead th{min-width:1.35rem;padding:0 0 .15rem;text-align:center;font-size:.8125rem}
 .map tbody th{position:sticky;z-index:1;left:0;padding:0 .75rem 0 0;background:var(--paper);font-weight:400;
@@ -156,7 +155,8 @@ header>div,main,footer{padding-left:1.125rem;padding-right:1.125rem}
 .bar{width:100%;max-width:7rem;margin:.35rem 0 .4rem}
 .checks thead small{display:none}
 .checks tr>:nth-child(5){display:none}
-.checks tr>*{padding-right:.8rem}
+.checks tr>*{padding-right:.6rem;font-size:.9375rem}
+.checks tbody th{white-space:normal}
 .checks .badge{white-space:normal}
 .checks .value,.checks .value small{display:block}
 .roomy .cell{width:1.8rem;min-width:1.8rem}
