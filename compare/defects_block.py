@@ -20,6 +20,8 @@ from blockexport.models.tensor_names import EMBEDDING
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
 """Values of rms_norm_eps in use."""
 
+GUESSED = 7  # layers whose order is guessed at, three defects each
+
 
 def norm_defects(config: ModelConfig) -> list[Defect]:
     """Wrong statistics, epsilon or gain, in every norm."""
@@ -140,14 +142,17 @@ def head_defects(config: ModelConfig) -> list[Defect]:
 
 
 def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -> list[Defect]:
-    """Layers that compute with other layers' weights: each swap of two neighbours, all reversed, each neighbour used
-    twice; or only the `mapping` that was found by looking inside (layer i uses the weights of layer mapping[i])."""
+    """Layers that compute with other layers' weights: all reversed, two neighbours swapped, a neighbour's used twice; or
+    only the `mapping` that was found by looking inside (layer i uses the weights of layer mapping[i]).
+
+    Without it, and in a deep model, only the first few layers are guessed at.
+    """
     layers = config.num_hidden_layers
     own = list(range(layers))
     if mapping is not None:
         return [] if list(mapping) == own else [_ordered(mapping)]
     mappings: list[list[int]] = [own[::-1]] if layers > 2 else []
-    for i in range(layers - 1):
+    for i in range(min(layers - 1, GUESSED)):
         mappings.append([*own[:i], i + 1, i, *own[i + 2 :]])
         mappings.append([*own[:i], i, i, *own[i + 2 :]])
         mappings.append([*own[:i], i + 1, i + 1, *own[i + 2 :]])

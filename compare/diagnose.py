@@ -141,15 +141,16 @@ class _Trial:
         late = self._first_late_position(exact, clean)
         defects = catalogue(self.checkpoint.config, position=late, mapping=self.hints.mapping)
         self.cases = [case for defect in defects for case in self._scopes(defect, late)]
-        outputs = self._path(self.evidence.dtype).run(self.cases, self.evidence.positions, self.progress)
+        # Half precision is slow on a CPU, and who comes close can be told without it.
+        outputs = self._path(torch.float32).run(self.cases, self.evidence.positions, self.progress)
         artifact, noise = self.evidence.outputs_PV, _rms(clean, exact)
         error = _rms(artifact, exact)
         distances = [_rms(artifact, out) for out in outputs]
-        effects = [_rms(out, clean) for out in outputs]
+        effects = [_rms(out, exact) for out in outputs]
         small = {c.defect.name for c, effect in zip(self.cases, effects, strict=True) if effect <= noise}
         order = sorted(range(len(self.cases)), key=lambda i: distances[i])
         close = [i for i in order if distances[i] <= EXPLAINED.value * error][:CANDIDATES]
-        judged = self._judge([(self.cases[i], outputs[i], effects[i]) for i in close])
+        judged = self._judge([self.cases[i] for i in close], [effects[i] for i in close])
         named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor]
         named = self._dropout() + sorted(named, key=lambda finding: finding.rms)
         nearest = min(judged, key=lambda finding: finding.rms, default=None) if not named else None
@@ -187,12 +188,12 @@ class _Trial:
             cases.append(Case(defect, self.hints.layers, first))
         return cases
 
-    def _judge(self, candidates: Sequence[tuple[Case, torch.Tensor, float]]) -> list[Finding]:
+    def _judge(self, cases: Sequence[Case], effects: Sequence[float]) -> list[Finding]:
         """Hold the artifact against each candidate in float64, and the candidate's own noise beside it."""
-        if not candidates:
+        if not cases:
             return []
-        cases = [case for case, _, _ in candidates]
         exact = self._path(torch.float64).run(cases, self.evidence.positions, self.progress)
+        outputs = self._path(self.evidence.dtype).run(cases, self.evidence.positions, self.progress)
         return [
             Finding(
                 name=case.defect.name,
@@ -202,7 +203,7 @@ class _Trial:
                 floor=floor_of([measure(output, wide, self.evidence.positions)], self.evidence.dtype).rms,
                 effect=effect,
             )
-            for (case, output, effect), wide in zip(candidates, exact, strict=True)
+            for case, output, wide, effect in zip(cases, outputs, exact, effects, strict=True)
         ]
 
     def _dropout(self) -> list[Finding]:

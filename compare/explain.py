@@ -14,6 +14,7 @@ from blockexport.models.errors import NotJudgedError
 from blockexport.runtime.replay_graph import ReplayGraph
 
 CALLS_AFTER = 4  # calls behind the first wrong one that are looked at as well
+PROMPT = 64  # tokens of the prompt when it is wrong itself: each of some seventy defects is run on it
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,17 @@ def explain(
 
 
 def _evidence(context: CheckContext) -> Evidence:
-    """The artifact's calls up to a few behind the first one that goes wrong, with all their outputs."""
+    """The artifact's calls up to a few behind the first one that goes wrong, with all their outputs.
+
+    Where that is the prompt, a shorter one that reaches the first wrong position, and steps behind it.
+    """
     calls = context.plan.calls(to_last_slot=context.to_last_slot)
     first = _first_wrong(context)
     index = next((i for i, call in enumerate(calls) if first in call), 0)
     kept = calls[: index + 1 + CALLS_AFTER]
+    length = max(PROMPT, first + 1)
+    if index == 0 and length + CALLS_AFTER < len(calls[0]):
+        kept = [range(length), *(range(p, p + 1) for p in range(length, length + CALLS_AFTER))]
     positions = [p for p in context.judged_positions if p < kept[-1].stop]
     return gather(context.decoder, context.checkpoint, context.ids_S, kept, positions, twice=True)
 
