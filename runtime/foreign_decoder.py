@@ -284,7 +284,7 @@ def _bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
 def _session(path: Path, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors come as exceptions: told once is enough
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # as above
