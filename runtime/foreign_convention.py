@@ -36,6 +36,7 @@ _TYPES: Mapping[int, torch.dtype] = {
     onnx.TensorProto.INT32: torch.int32,
     onnx.TensorProto.INT64: torch.int64,
 }
+ELEMENT_TYPES: Mapping[torch.dtype, int] = {dtype: kind for kind, dtype in _TYPES.items()}
 _INTEGERS = (torch.int32, torch.int64)
 # Integer inputs and the ranks they may have.
 _KNOWN: Mapping[str, tuple[int, ...]] = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx
 import onnxruntime as ort
 import torch
 
@@ -22,18 +22,15 @@ from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder, Foreign
 from blockexport.runtime.foreign_convention import (
     ATTENTION_MASK,
+    ELEMENT_TYPES,
     NUM_LOGITS_TO_KEEP,
     Convention,
     check_architecture,
 )
 
-_ELEMENT_TYPES = {
-    torch.float32: onnx.TensorProto.FLOAT,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-    torch.int32: onnx.TensorProto.INT32,
-    torch.int64: onnx.TensorProto.INT64,
-}
+if TYPE_CHECKING:
+    import onnx
+
 DEFAULT_SLOTS = 512  # room for the judged prompt, its decode steps, and a way to go to the last slots
 
 
@@ -278,7 +275,7 @@ def _no_rows(convention: Convention) -> str | None:
 
 def _bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
     # The binding holds an address and no reference: the caller keeps the tensor alive over the run.
-    method(name, "cpu", 0, _ELEMENT_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
+    method(name, "cpu", 0, ELEMENT_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
 
 
 def _session(path: Path, threads: int) -> ort.InferenceSession:

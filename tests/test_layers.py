@@ -22,12 +22,13 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 
 # Where a library may be imported, at the top of a file or inside a function. Doctor looks at what it reports on.
 HOMES: dict[str, set[str]] = {
-    "onnxruntime": {"runtime/onnx_decoder.py"},
+    "onnxruntime": {"runtime/onnx_decoder.py", "runtime/foreign_decoder.py"},
     "onnx": {
         "export/onnx_graph.py",
         "export/trt_fusion.py",
         "export/trt_lint.py",
         "runtime/onnx_decoder.py",
+        "runtime/foreign_convention.py",
         "compare/artifact_weights.py",
         "cli/doctor_command.py",
     },
