@@ -25,13 +25,15 @@ Render = Callable[[Sequence[Message]], str]
 class ChatTurns:
     """The frame of a conversation that ends with the user and waits for the assistant.
 
-    `before` text `answer` text `next` text `answer` ...; a system message at the start takes the place of `before` with
+    `before` text `answered` text `next` text `answer`: `answered` leads to an answer that is there, `answer` to the one
+    that is asked for. A system message at the start takes the place of `before` with
     `system[0]` text `system[1]`. `trim` says that white space around each text is dropped, `drop_thinking` that of an
     earlier answer only what stands behind `</think>` is shown, without newlines in front.
     """
 
     before: str
     answer: str
+    answered: str
     next: str
     system: tuple[str, str] | None
     trim: bool
@@ -45,7 +47,8 @@ class ChatTurns:
             start, texts = self.system[0] + texts[0] + self.system[1], texts[1:]
         else:
             start = self.before
-        return start + "".join(text + (self.next if i % 2 else self.answer) for i, text in enumerate(texts))
+        turns = [text + (self.next if i % 2 else self.answered) for i, text in enumerate(texts[:-1])]
+        return start + "".join(turns) + texts[-1] + self.answer
 
     def _shown(self, text: str, answered: bool) -> str:
         if answered and self.drop_thinking:
@@ -89,10 +92,8 @@ def _conversation(texts: Sequence[str], system: str | None = None) -> list[Messa
 def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
     marks = ["first-mark", "second-mark", "third-mark"]
     before, rest = _cut(render(_conversation(marks)), marks[0])
-    answer, rest = _cut(rest, marks[1])
-    following, last = _cut(rest, marks[2])
-    if answer != last:
-        return None
+    answered, rest = _cut(rest, marks[1])
+    following, answer = _cut(rest, marks[2])
     trim = " spaced " not in render(_conversation([" spaced "]))
     drop_thinking = "thought-mark" not in render(_conversation(["a", f"thought-mark{_THOUGHT}\n\nb", "c"]))
     system = None
@@ -102,7 +103,7 @@ def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
         except (UsageError, ValueError):
             return None
         system = (start, _cut(rest, marks[0])[0])
-    return ChatTurns(before, answer, following, system, trim, drop_thinking)
+    return ChatTurns(before, answer, answered, following, system, trim, drop_thinking)
 
 
 def _cut(text: str, mark: str) -> tuple[str, str]:

@@ -122,6 +122,7 @@ void test_regex() {
   expect(first_match("x{2}", "x") == "no match", "too few");
   expect(first_match("[^\\S\\n]+", " \t\nx") == " \t", "a negated class inside a class");
   expect(first_match("(?i:'LL)", "'lL") == "'lL", "case folding");
+  expect(first_match("(?i:'s)", "'\u017F") == "'\u017F", "a long s folds onto s");
   expect(first_match("a(?=b)", "ac") == "no match", "look-ahead");
   for (const char* bad : {"a++", "a*?", "(?<x>a)", "(?>a)", "\\bx", "\\d", "a.b", "^a", "a$", "[a", "(a", "a)", "\\p{Greek}",
                           "(?:a*)*", "[a[b]]", "{2}", "*a", "(?i:[a-z])", "a{,}", "a{3,1}", "\\"}) {

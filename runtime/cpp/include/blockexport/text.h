@@ -53,7 +53,8 @@ class BundleText {
   std::int64_t bos_ = -1;
 
   bool has_chat_ = false, has_system_ = false, trim_ = false, drop_thinking_ = false;
-  std::string before_, answer_, next_;         // before the first user text; between it and the answer; up to the next
+  std::string before_, next_;                 // before the first user text; between an answer and the next user text
+  std::string answer_, answered_;             // between a user text and the answer asked for; and one that is there
   std::string system_before_, system_after_;  // around a system text, in place of before_
 };
 

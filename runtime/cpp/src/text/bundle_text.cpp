@@ -97,6 +97,7 @@ void BundleText::read_chat_turns(const Manifest& manifest) {
   if (turns.empty()) return;
   before_ = turns.at("before");
   answer_ = turns.at("answer");
+  answered_ = turns.at("answered");
   next_ = turns.at("next");
   trim_ = turns.at("trim");
   drop_thinking_ = turns.at("drop_thinking");
@@ -146,7 +147,8 @@ std::string BundleText::framed(const std::vector<Message>& messages) const {
     if (messages[at].role != role) {
       throw Error("message " + std::to_string(at) + " is from \"" + messages[at].role + "\" and should be from " + role);
     }
-    out += content(messages[at++]) + (user ? answer_ : next_);
+    const bool last = at + 1 == messages.size();
+    out += content(messages[at++]) + (last ? answer_ : user ? answered_ : next_);
   }
   if (messages.empty() || messages.back().role != "user") throw Error("the last message must be the user's");
   return out;
