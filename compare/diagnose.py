@@ -152,7 +152,7 @@ class _Trial:
         close = [i for i in order if distances[i] <= EXPLAINED.value * error][:CANDIDATES]
         judged = self._judge([self.cases[i] for i in close], [effects[i] for i in close])
         named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor]
-        named = self._dropout() + sorted(named, key=lambda finding: finding.rms)
+        named = self._dropout() + sorted(_broadest(named), key=lambda finding: finding.rms)
         nearest = min(judged, key=lambda finding: finding.rms, default=None) if not named else None
         return Diagnosis(
             tuple(named), tuple(sorted(small)), nearest, len(defects) + 1, error, tuple(self.evidence.positions)
@@ -217,6 +217,16 @@ class _Trial:
         if spread <= MAX_FACTOR.value * floor:
             return []
         return [Finding(DROPOUT, DROPOUT_CAUSE, "", spread, floor, spread)]
+
+
+def _broadest(findings: Sequence[Finding]) -> list[Finding]:
+    """Each defect once: in the widest scope that does as well as its best."""
+    kept = []
+    for name in dict.fromkeys(finding.name for finding in findings):
+        same = [finding for finding in findings if finding.name == name]
+        best = min(finding.rms for finding in same)
+        kept.append(min((f for f in same if f.rms <= RMS_FACTOR.value * best), key=lambda finding: len(finding.scope)))
+    return kept
 
 
 def _rms(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -71,6 +71,14 @@ def test_a_defect_in_some_layers_needs_the_hint() -> None:
     assert names(found)[0] == "gelu" and found.findings[0].scope == "only in layers 0, 2"
 
 
+def test_a_defect_is_named_once_in_the_widest_scope_that_will_do() -> None:
+    found = diagnose(CHECKPOINT, said(defect("gelu")), Hints(frozenset([0, 2])))
+    assert [(f.name, f.scope) for f in found.findings] == [("gelu", "")]
+    last = diagnose(CHECKPOINT, said(defect("window_one_more")), Hints(frozenset([1])))
+    # Layer 1 is the only one with a window: both scopes reproduce the artifact alike, and the wider is given.
+    assert [(f.name, f.scope) for f in last.findings] == [("window_one_more", "")]
+
+
 def test_an_unknown_mistake_is_not_called_a_known_one() -> None:
     strange = replace(said(Case()), outputs_PV=said(Case()).outputs_PV * 1.05)
     found = diagnose(CHECKPOINT, strange)
