@@ -35,7 +35,7 @@ test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 
 lint: $(VENV)/.with-test build/types/.linked
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES:%=build/types/blockexport/%) tests $(wildcard benchmarks/*.py)
 	$(BIN)/lint-imports --no-cache
 
