@@ -94,7 +94,7 @@ def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
     before, rest = _cut(render(_conversation(marks)), marks[0])
     answered, rest = _cut(rest, marks[1])
     following, answer = _cut(rest, marks[2])
-    trim = " spaced " not in render(_conversation([" spaced "]))
+    trim = "\tspaced\t" not in render(_conversation(["\tspaced\t"]))
     drop_thinking = "thought-mark" not in render(_conversation(["a", f"thought-mark{_THOUGHT}\n\nb", "c"]))
     system = None
     if with_system:
