@@ -142,7 +142,7 @@ def head_defects(config: ModelConfig) -> list[Defect]:
 
 
 def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -> list[Defect]:
-    """Layers that compute with other layers' weights: all reversed, two neighbours swapped, a neighbour's used twice; or
+    """Layers computing with other layers' weights: all reversed, two neighbours swapped, a neighbour's used twice; or
     only the `mapping` that was found by looking inside (layer i uses the weights of layer mapping[i]).
 
     Without it, and in a deep model, only the first few layers are guessed at.

@@ -9,7 +9,8 @@ import pytest
 
 from blockexport.compare.defects import DROPOUT, catalogue
 from tests.exported import EVERYTHING, gainful
-from tests.zoo import EXHIBITS, Exhibit, last_write_early, models, stale_slot
+from tests.zoo import EXHIBITS, Exhibit, models
+from tests.zoo_edits import last_write_early, stale_slot
 from tests.zoo_judge import SLOTS, Cage, Record, build_cage, judge_exhibit
 
 LAST = SLOTS - 1

@@ -17,8 +17,8 @@ from blockexport.export.manifest import ONNX_FILE
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.exported import EVERYTHING, export, random_model
-from tests.zoo import norm_half
 from tests.zoo_bench import Bench
+from tests.zoo_edits import norm_half
 
 LAYERS = EVERYTHING.num_hidden_layers
 
