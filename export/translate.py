@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -222,8 +223,13 @@ _BINARY: dict[Any, str] = {
 @_translates(*_BINARY)
 def _binary(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     first, second = _args(node)
-    if isinstance(second, int | float):
-        right = stamp.builder.constant(second, stamp.dtype(first))
-    else:
-        right = stamp.value(second)
-    return stamp.emit(node, _BINARY[node.target], [stamp.value(first), right])
+    dtype, op_type = stamp.dtype(first), _BINARY[node.target]
+    if not isinstance(second, int | float):
+        return stamp.emit(node, op_type, [stamp.value(first), stamp.value(second)])
+    if float(np.asarray(second).astype(dtype.numpy())) == second or dtype == ir.DataType.FLOAT:
+        return stamp.emit(node, op_type, [stamp.value(first), stamp.builder.constant(second, dtype)])
+    # aten takes a Python number in float32 beside a half-precision tensor. Rounded to that type first, 1/sqrt(H) would
+    # be off on every score alike.
+    wide = stamp.emit(node, "Cast", [stamp.value(first)], ".widened", to=int(ir.DataType.FLOAT))
+    wide = stamp.emit(node, op_type, [wide, stamp.builder.constant(second, ir.DataType.FLOAT)])
+    return stamp.emit(node, "Cast", [wide], ".narrowed", to=int(dtype))
