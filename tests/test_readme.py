@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from blockexport.compare.check import all_checks
 from tests.support import REPOSITORY, smollm2_gguf
 
 BLOCK = re.compile(
@@ -123,3 +124,19 @@ def test_every_relative_link_leads_somewhere() -> None:
     targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
     assert targets
     assert [target for target in targets if not (REPOSITORY / target).exists()] == []
+
+
+def test_the_table_of_checks_is_the_list_of_checks() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    table = text[text.index("| check | asks |") :].split("\n\n")[0]
+    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == [check.name for check in all_checks()]
+
+
+def test_every_command_has_an_example() -> None:
+    """Each command of `blockexport --help` is run, or at least shown, on the page."""
+    commands = {path.name.removesuffix("_command.py") for path in (REPOSITORY / "cli").glob("*_command.py")}
+    shown = {
+        command.split()[1] for block in README for command, _ in block.commands if command.startswith("blockexport ")
+    }
+    text = (REPOSITORY / "README.md").read_text()
+    assert {name for name in commands - shown if f"`blockexport {name} " not in text} == set()
