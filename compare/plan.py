@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blockexport.models.errors import UsageError
@@ -47,6 +48,16 @@ class Plan:
         reached, start = self.decode_positions.stop, max(self.last_positions.start, self.decode_positions.stop)
         calls += [range(p, min(p + CHUNK, start)) for p in range(reached, start, CHUNK)]
         return calls + [range(p, p + 1) for p in range(start, self.max_sequence_length)]
+
+
+def calls_of(sizes: Iterable[int], length: int) -> list[range]:
+    """The positions of consecutive calls of `sizes` tokens, the first ones that `length` positions have room for."""
+    calls: list[range] = []
+    for size in sizes:
+        start = calls[-1].stop if calls else 0
+        if start < length:
+            calls.append(range(start, min(start + size, length)))
+    return calls
 
 
 def make_plan(max_sequence_length: int, decode_steps: int | None = None, prefill: int | None = None) -> Plan:

@@ -82,6 +82,22 @@ class Reference:
         progress(label, layers + 1, layers + 1)
         return outputs
 
+    @torch.inference_mode()
+    def keys_values(self, ids_S: torch.Tensor, progress: Progress = silent) -> list[torch.Tensor]:
+        """What the cache has to hold: keys (after RoPE) and values [S, K * H] of each layer in turn, in `dtype`."""
+        layers, positions_1S = self.config.num_hidden_layers, torch.arange(len(ids_S))[None]
+        x_TD = self._embed([ids_S])[0]
+        cos, sin = rope_table(self.config, len(ids_S))
+        found: list[torch.Tensor] = []
+        for i in range(layers):
+            progress("keys and values", i, layers)
+            block = self._block(i)
+            _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
+            found += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
+            x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
+        progress("keys and values", layers, layers)
+        return found
+
     def _convert(self, weight: torch.Tensor) -> torch.Tensor:
         rounded = weight if self.round_weights_to is None else weight.to(self.round_weights_to)
         return rounded.to(self.dtype)

@@ -24,7 +24,21 @@ from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
 from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
 
 M = 64
-ALL = {"prefill", "decode", "last-slot", "causality", "batch", "greedy", "parameters"}
+ALL = {
+    "prefill",
+    "decode",
+    "chunked",
+    "last-slot",
+    "slots",
+    "capacity",
+    "causality",
+    "padding",
+    "batch",
+    "invariance",
+    "greedy",
+    "determinism",
+    "parameters",
+}
 
 
 def options(checkpoint: Checkpoint, **changes: object) -> JudgeOptions:
@@ -56,21 +70,27 @@ def test_a_sound_decoder_passes_everything(
 
 
 DEFECTS: list[tuple[Breaker, set[str]]] = [
-    (broken.noise_everywhere(3e-5), {"prefill", "decode", "last-slot", "batch"}),
-    (broken.noise_at(17, 2e-3), {"prefill", "batch"}),
-    (broken.noise_at(17, float("nan")), {"prefill", "batch", "causality"}),
+    (
+        broken.noise_everywhere(3e-5),
+        {"prefill", "decode", "chunked", "last-slot", "padding", "batch", "invariance"},
+    ),
+    (broken.noise_at(17, 2e-3), {"prefill", "chunked", "padding", "batch"}),
+    (broken.noise_at(17, float("nan")), {"prefill", "chunked", "causality", "padding", "batch", "invariance"}),
     (broken.noise_at(40, 2e-3), {"decode"}),
     (broken.noise_at(40, float("nan")), {"decode"}),
     (broken.noise_at(40, float("-inf")), {"decode"}),
     (broken.noise_at(63, 2e-3), {"last-slot"}),
-    (broken.late_slot(36), {"decode", "last-slot"}),
-    (broken.late_slot(63), {"last-slot"}),
-    (broken.one_index_for_all_rows, {"batch"}),
-    (broken.rows_exchange_caches, {"batch"}),
-    (broken.stale_step, {"decode", "last-slot", "batch"}),
+    (broken.late_slot(36), {"decode", "last-slot", "capacity"}),
+    (broken.late_slot(63), {"last-slot", "capacity"}),
+    (broken.one_index_for_all_rows, {"batch", "invariance"}),
+    (broken.rows_exchange_caches, {"batch", "invariance"}),
+    (
+        broken.stale_step,
+        {"decode", "chunked", "last-slot", "slots", "capacity", "padding", "batch", "invariance"},
+    ),
     (broken.second_choice, {"greedy"}),
-    (broken.looks_ahead, {"prefill", "batch", "causality"}),
-    (broken.always_the_same, {"prefill", "decode", "last-slot", "batch", "causality"}),
+    (broken.looks_ahead, {"prefill", "chunked", "causality", "padding", "batch", "invariance"}),
+    (broken.always_the_same, {"prefill", "decode", "chunked", "last-slot", "slots", "padding", "batch", "causality"}),
 ]
 
 
@@ -111,7 +131,7 @@ def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
         tiny,
         chosen,
     )
-    assert failed(late) == {"last-slot"}
+    assert failed(late) == {"last-slot", "capacity"}
 
 
 def test_parameters(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:

@@ -1,0 +1,46 @@
+"""Looking at the slots of a decoder's cache, and marking them so that every write into them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from blockexport.runtime.decoder import Decoder
+
+
+def cache_tensors(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every cache tensor [B, K, M, H] with its name for people, in the order of `io_names.past_names`."""
+    for layer in range(decoder.config.num_hidden_layers):
+        key_BKMH, value_BKMH = decoder.cache(layer)
+        yield f"keys of layer {layer}", key_BKMH
+        yield f"values of layer {layer}", value_BKMH
+
+
+def slots_of_row(decoder: Decoder, count: int) -> list[torch.Tensor]:
+    """Copies of the first `count` slots of row 0, a tensor [count, K * H] for each cache tensor."""
+    return [tensor[0, :, :count].transpose(0, 1).flatten(1).cpu().clone() for _, tensor in cache_tensors(decoder)]
+
+
+@torch.inference_mode()  # some decoders hold inference tensors, which nothing else may write to
+def mark_slots(decoder: Decoder, size: float) -> None:
+    """Put a pattern of `size` and -`size` into every slot of every row; it is the same in all slots."""
+    for _, tensor in cache_tensors(decoder):
+        tensor.copy_(_pattern(tensor, size))
+
+
+def unmarked(decoder: Decoder, size: float, slots: range) -> list[str]:
+    """Names of the tensors in which one of the `slots` no longer holds the pattern."""
+    names = []
+    for name, tensor in cache_tensors(decoder):
+        kept = tensor[:, :, slots.start : slots.stop]
+        if not torch.equal(kept, _pattern(tensor, size).expand_as(kept)):
+            names.append(name)
+    return names
+
+
+def _pattern(tensor: torch.Tensor, size: float) -> torch.Tensor:
+    """[1, K, 1, H]. The signs alternate, so that no score with a marked key is a sum of equal signs."""
+    _, heads, _, head_dim = tensor.shape
+    odd_KH = (torch.arange(heads)[:, None] + torch.arange(head_dim)[None, :]) % 2
+    return ((1 - 2 * odd_KH) * size).to(tensor)[None, :, None, :]
