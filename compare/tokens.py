@@ -11,6 +11,8 @@ from blockexport.compare.passage import PASSAGE
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
 
+DIFFERENT = 8  # ids that the passage must give at least: where all tokens are alike, mask and RoPE have no effect
+
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -33,7 +35,8 @@ def choose_tokens(
 ) -> Tokens:
     """`count` token ids: of `ids`, else of `text`, else of the built-in passage, else random.
 
-    What is too short is repeated. `encode` is the tokenizer's, which puts the BOS in front where the model wants one.
+    What is too short is repeated. A tokenizer that makes too few different tokens of the passage (one of another
+    alphabet, say) is left aside. `encode` is the tokenizer's, which puts the BOS in front where the model wants one.
 
     Raises:
         UsageError: an id outside the vocabulary, a text without tokenizer, or nothing to repeat.
@@ -45,7 +48,8 @@ def choose_tokens(
     if encode is not None:
         encoded = list(encode(PASSAGE if text is None else text))
         origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
-        return Tokens(_repeat(encoded, count, config, origin), origin)
+        if text is not None or len(set(encoded)) >= DIFFERENT:
+            return Tokens(_repeat(encoded, count, config, origin), origin)
     generator = torch.Generator().manual_seed(seed)
     return Tokens(torch.randint(0, config.vocab_size, (count,), generator=generator), f"random ids, seed {seed}")
 
