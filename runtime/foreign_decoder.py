@@ -76,7 +76,7 @@ def open_foreign(
 
 
 class ForeignDecoder(Decoder):
-    """What both conventions have in common: the session, integer inputs, padding that is told to the graph."""
+    """What both conventions have in common: the session, the integer inputs, a trial run."""
 
     foreign: Foreign
 
@@ -90,7 +90,6 @@ class ForeignDecoder(Decoder):
         self._session = _session(path, threads)
         self._past_names = io_names.past_names(convention.layers)
         self._present_names = io_names.present_names(convention.layers)
-        self._valid_B: torch.Tensor | None = None  # of the rows of the call that is running; None: no padding
         self.reset()
 
     def probe(self) -> None:
@@ -114,28 +113,17 @@ class ForeignDecoder(Decoder):
             try:
                 self._try(2, length)
             except UsageError as error:
-                self.foreign = replace(self.foreign, no_rows=f"the file does not run with more than one row: {error}")
+                self.foreign = replace(
+                    self.foreign, no_rows=f"the file does not run with rows of unequal length: {error}"
+                )
         self.reset()
 
     def _try(self, rows: int, length: int) -> torch.Tensor:
         self.reset(rows)
-        outputs = self.prefill(torch.zeros(rows, length, dtype=torch.int64))
+        lengths_B = torch.tensor([length] + [1] * (rows - 1))
+        outputs = self.prefill(torch.zeros(rows, length, dtype=torch.int64), lengths_B)
         self.step(torch.zeros(rows, 1, dtype=torch.int64))
         return outputs
-
-    def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Decoder.prefill`; here the graph is told of the padding."""
-        self._valid_B = lengths_B
-        try:
-            return super().prefill(inputs, lengths_B)
-        finally:
-            self._valid_B = None
-
-    def _valid(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """How many tokens of each row are no padding in the call that is running."""
-        if self._valid_B is not None:
-            return self._valid_B
-        return torch.full((position_ids_BS.shape[0],), position_ids_BS.shape[1], dtype=torch.int64)
 
     def _integers(
         self, ids_BS: torch.Tensor, mask_BT: torch.Tensor, position_ids_BS: torch.Tensor
@@ -183,10 +171,9 @@ class SharedCacheDecoder(ForeignDecoder):
         start_B = position_ids_BS[:, 0]
         if rows > 1 and length > 1 and int(start_B.max()) > 0:
             raise UsageError("GroupQueryAttention takes further chunks of a prompt in one row only")
-        # Only a first prompt may have padding: the operator takes the last S entries of a row for the new ones.
-        filled_B = start_B + (self._valid(position_ids_BS) if int(start_B.max()) == 0 else length)
-        width = int(start_B.max()) + length
-        mask_BT = torch.arange(width)[None, :] < filled_B[:, None]
+        # The operator takes the last S entries of a row for the new ones, so padding counts among them; it is written
+        # behind the row's own tokens, where no query sees it until it is overwritten.
+        mask_BT = torch.arange(int(start_B.max()) + length)[None, :] < start_B[:, None] + length
         given = self._integers(inputs, mask_BT, position_ids_BS)
         for name, tensor in given.items():
             _bind(self._binding.bind_input, name, tensor)
@@ -204,6 +191,16 @@ class GrowingCacheDecoder(ForeignDecoder):
 
     Rows share the length of that tensor; which of its columns belong to a row is what `attention_mask` says.
     """
+
+    _valid_B: torch.Tensor | None = None  # tokens of each row in the call that is running; None: no padding
+
+    def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Decoder.prefill`; here the graph is told of the padding."""
+        self._valid_B = lengths_B
+        try:
+            return super().prefill(inputs, lengths_B)
+        finally:
+            self._valid_B = None
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies [B, K, M, H] with each row's entries at the slots of their positions."""
@@ -231,8 +228,7 @@ class GrowingCacheDecoder(ForeignDecoder):
                 f"positions start at {position_ids_BS[:, 0].tolist()} and the rows hold {held_B.tolist()} tokens: a "
                 "cache that grows goes on where it stopped"
             )
-        valid_B = self._valid(position_ids_BS)
-        padding_B = length - valid_B
+        padding_B = torch.zeros_like(held_B) if self._valid_B is None else length - self._valid_B
         if bool((padding_B > 0).any()):
             self._check_padding()
         # To the left: column c of the graph is token c - padding of the row.
