@@ -19,7 +19,8 @@ from blockexport.compare.unmoved import has_moved, moved_by, same_bits
 from blockexport.runtime.decoder import Decoder
 
 CALLS = (16, 1, 1, 5, 1)  # tokens per call
-POISON = 1e4  # far above any key or value, and finite in every precision, as are the scores it makes
+POISON = 1e4  # far above any key or value
+POISON_FP16 = 32.0  # a score sums head_dim products with q, and past 65504 the mask would meet an infinity
 
 
 def _no_slots(context: CheckContext) -> str | None:
@@ -63,10 +64,14 @@ def slots(context: CheckContext) -> CheckResult:
     return replace(result, verdict=Verdict.FAIL, message="; ".join(complaints + said))
 
 
+def _poison(decoder: Decoder) -> float:
+    return POISON_FP16 if decoder.dtype == torch.float16 else POISON
+
+
 def _poisoned_run(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range]) -> tuple[torch.Tensor, list[str]]:
     """The outputs of the calls, and what they did to slots that are not theirs."""
     decoder.reset(1)
-    mark_slots(decoder, POISON)
+    mark_slots(decoder, _poison(decoder))
     before = slots_of_row(decoder, 0)
     outputs: list[torch.Tensor] = []
     complaints: list[str] = []
@@ -77,7 +82,7 @@ def _poisoned_run(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range]
         changed = [
             name for name, old, new in zip(names, before, after, strict=True) if not same_bits(old, new[: call.start])
         ]
-        touched = unmarked(decoder, POISON, range(call.stop, decoder.max_sequence_length))
+        touched = unmarked(decoder, _poison(decoder), range(call.stop, decoder.max_sequence_length))
         if changed or touched:
             where = f"earlier slots of the {changed[0]}" if changed else f"later slots of the {touched[0]}"
             complaints.append(f"writing slots {call.start} to {call.stop - 1} changes {where}")
