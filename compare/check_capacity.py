@@ -6,12 +6,12 @@ import torch
 
 from blockexport.compare.check import CheckResult, Verdict, check
 from blockexport.compare.context import CheckContext
-from blockexport.compare.slots import cache_tensors, mark_slots, unmarked
+from blockexport.compare.slots import Mark, cache_tensors, mark_slots, unmarked
 from blockexport.compare.unmoved import same_bits
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
 
-MARK = 1.0  # of the size of keys and values: here the call sees the marked slots
+MARK = Mark(1.0, 1.0)  # of the size of keys and values: here the call sees the marked slots
 
 
 def _no_slots(context: CheckContext) -> str | None:

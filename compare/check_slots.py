@@ -12,15 +12,17 @@ from blockexport.compare.context import CheckContext
 from blockexport.compare.errors import measure
 from blockexport.compare.noise import Judgement, floor_of, judge_errors
 from blockexport.compare.plan import calls_of
-from blockexport.compare.slots import cache_tensors, mark_slots, slots_of_row, unmarked
+from blockexport.compare.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
 from blockexport.compare.stretch import judge_stretch
 from blockexport.compare.tolerances import MAX_FACTOR
 from blockexport.compare.unmoved import has_moved, moved_by, same_bits
 from blockexport.runtime.decoder import Decoder
 
 CALLS = (16, 1, 1, 5, 1)  # tokens per call
-POISON = 1e4  # far above any key or value
-POISON_FP16 = 32.0  # a score sums head_dim products with q, and past 65504 the mask would meet an infinity
+POISON = Mark(1e4, 1e4)  # far above any key or value
+# A score sums head_dim products with q: where it is stored in half, past 65504 the mask would meet an infinity. What
+# multiplies a value is a weight of at most 1.
+POISON_FP16 = Mark(32.0, 1e4)
 
 
 def _no_slots(context: CheckContext) -> str | None:
@@ -64,7 +66,7 @@ def slots(context: CheckContext) -> CheckResult:
     return replace(result, verdict=Verdict.FAIL, message="; ".join(complaints + said))
 
 
-def _poison(decoder: Decoder) -> float:
+def _poison(decoder: Decoder) -> Mark:
     return POISON_FP16 if decoder.dtype == torch.float16 else POISON
 
 

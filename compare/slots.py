@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from blockexport.runtime.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How large the numbers are that mark the slots of keys and of values."""
+
+    keys: float
+    values: float
+
+    def pattern(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """[1, K, 1, H] for the cache tensor of that index: every slot gets the same. Signs alternate, so that no score
+        with a marked key is a sum of equal signs."""
+        _, heads, _, head_dim = tensor.shape
+        odd_KH = (torch.arange(heads)[:, None] + torch.arange(head_dim)[None, :]) % 2
+        size = self.values if index % 2 else self.keys
+        return ((1 - 2 * odd_KH) * size).to(tensor)[None, :, None, :]
 
 
 def cache_tensors(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
@@ -23,24 +40,17 @@ def slots_of_row(decoder: Decoder, count: int) -> list[torch.Tensor]:
 
 
 @torch.inference_mode()  # some decoders hold inference tensors, which nothing else may write to
-def mark_slots(decoder: Decoder, size: float) -> None:
-    """Put a pattern of `size` and -`size` into every slot of every row; it is the same in all slots."""
-    for _, tensor in cache_tensors(decoder):
-        tensor.copy_(_pattern(tensor, size))
+def mark_slots(decoder: Decoder, mark: Mark) -> None:
+    """Put the mark into every slot of every row."""
+    for i, (_, tensor) in enumerate(cache_tensors(decoder)):
+        tensor.copy_(mark.pattern(i, tensor))
 
 
-def unmarked(decoder: Decoder, size: float, slots: range) -> list[str]:
-    """Names of the tensors in which one of the `slots` no longer holds the pattern."""
+def unmarked(decoder: Decoder, mark: Mark, slots: range) -> list[str]:
+    """Names of the tensors in which one of the `slots` no longer holds the mark."""
     names = []
-    for name, tensor in cache_tensors(decoder):
+    for i, (name, tensor) in enumerate(cache_tensors(decoder)):
         kept = tensor[:, :, slots.start : slots.stop]
-        if not torch.equal(kept, _pattern(tensor, size).expand_as(kept)):
+        if not torch.equal(kept, mark.pattern(i, tensor).expand_as(kept)):
             names.append(name)
     return names
-
-
-def _pattern(tensor: torch.Tensor, size: float) -> torch.Tensor:
-    """[1, K, 1, H]. The signs alternate, so that no score with a marked key is a sum of equal signs."""
-    _, heads, _, head_dim = tensor.shape
-    odd_KH = (torch.arange(heads)[:, None] + torch.arange(head_dim)[None, :]) % 2
-    return ((1 - 2 * odd_KH) * size).to(tensor)[None, :, None, :]

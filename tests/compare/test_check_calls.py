@@ -181,6 +181,12 @@ def test_slots_are_held_to_eagers_keys_and_values(tiny: Checkpoint) -> None:
     assert figures["positions"] == 24 and figures["rms_ratio"] == 1 and 1e-5 < figures["rms_floor"] < 1e-1
 
 
+def test_the_poison_is_strong_in_half_precision_too(tiny: Checkpoint) -> None:
+    decoder = Broken(eager_model(tiny, torch.float16), M, calls.sees_unwritten)
+    report = judge(decoder, tiny, replace(OPTIONS, checks=("slots",)))
+    assert failed(report) == {"slots"} and "what lies in unwritten slots moves the outputs" in report.checks[0].message
+
+
 def test_what_has_moved() -> None:
     nan, inf = float("nan"), float("inf")
     before = torch.tensor([1.0, 2.0, nan, inf])
