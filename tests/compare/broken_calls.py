@@ -57,6 +57,14 @@ def sees_unwritten(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch
     return decoder.sound(inputs, position_ids_BS) + float(1e-8 * unwritten.abs().sum())
 
 
+def stores_unwritten(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """As above, but in what is stored of the last layer's values."""
+    unwritten = decoder._past[1][:, :, int(position_ids_BS.max()) + 1 :].double()
+    outputs = decoder.sound(inputs, position_ids_BS)
+    decoder._past[5][:, :, int(position_ids_BS.max())] += float(1e-8 * unwritten.abs().sum())
+    return outputs
+
+
 class Unchecked(Broken):
     """Refuses nothing: what goes past the last slot is written into the last slots."""
 

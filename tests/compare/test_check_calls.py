@@ -72,6 +72,14 @@ DEFECTS: list[tuple[type[Broken], Breaker, set[str], str, str]] = [
     ),
     (Broken, calls.sees_unwritten, {"slots"}, "slots", "what lies in unwritten slots moves the outputs"),
     (
+        Broken,
+        calls.rewrites(2, lambda start, stop: start - 1),
+        {"slots", "capacity"},
+        "capacity",
+        "writing slot 63 changes other slots of the values of layer 2",
+    ),
+    (Broken, calls.stores_unwritten, {"slots"}, "slots", "what lies in unwritten slots moves the values of layer 2"),
+    (
         calls.Unchecked,
         nothing,
         {"capacity"},
