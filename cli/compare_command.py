@@ -49,6 +49,14 @@ def compare(
     check: Annotated[
         list[str] | None, typer.Option("--check", metavar="NAME", help="Run this check only; may be repeated.")
     ] = None,
+    locate: Annotated[
+        bool,
+        typer.Option(
+            "--locate",
+            help="Look inside the graph even when every check passes: each value against eager's, layer by layer. "
+            "A file that fails is looked into without it.",
+        ),
+    ] = False,
     decode_steps: Annotated[
         int | None,
         typer.Option(
@@ -76,6 +84,7 @@ def compare(
 
     The limit is the noise floor: eager PyTorch's own error in the bundle's precision on the same tokens. Exits 0 when
     every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source.
+    Of a file that fails, the report says where it first differs, and which known mistake would make it.
 
     With --onnx the file is another tool's: it is called the way that tool's runtime calls it, and judged on the checks
     that its inputs allow.
@@ -83,6 +92,7 @@ def compare(
     Example: blockexport compare smollm2 --report smollm2-parity
     """
     _check_options(bundle, onnx, model, backend, text, tokens)
+    _check_locate(locate, onnx, backend)
     with console.progress_bar(quiet=quiet or as_json) as progress:
         from blockexport.compare.check import choose_checks
 
@@ -99,7 +109,7 @@ def compare(
             result = judge_foreign(onnx, model, max_sequence_length=max_sequence_length, progress=progress, **how)
         else:
             assert bundle is not None
-            result = _judge_bundle(bundle, backend, model, max_sequence_length, progress, how)
+            result = _judge_bundle(bundle, backend, model, max_sequence_length, locate, progress, how)
     _show(result, report, as_json=as_json)
     return result.exit_code
 
@@ -114,7 +124,13 @@ class _How(TypedDict):
 
 
 def _judge_bundle(
-    bundle: Path, backend: str | None, model: str | None, max_sequence_length: int | None, progress: Progress, how: _How
+    bundle: Path,
+    backend: str | None,
+    model: str | None,
+    max_sequence_length: int | None,
+    locate: bool,
+    progress: Progress,
+    how: _How,
 ) -> Report:
     from blockexport.compare.backends import require_judgeable, usual_backend
     from blockexport.compare.bundle import bundle_options
@@ -128,7 +144,7 @@ def _judge_bundle(
     require_judgeable(backend, manifest.precision)
     checkpoint = open_source(manifest, model)
     decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
-    return judge(decoder, checkpoint, bundle_options(bundle, backend, **how), progress)
+    return judge(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
 
 
 def _check_options(
@@ -155,6 +171,15 @@ def _check_options(
         raise UsageError(f"--onnx {onnx} needs --model CHECKPOINT: the file does not say what it was exported from")
     if backend not in (None, "onnxruntime"):
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on onnxruntime")
+
+
+def _check_locate(locate: bool, onnx: Path | None, backend: str | None) -> None:
+    from blockexport.models.errors import UsageError
+
+    if locate and onnx is not None:
+        raise UsageError("--locate looks into a bundle's graph; another tool's file is judged by its outputs alone")
+    if locate and backend in ("eager", "pt2", "aoti"):
+        raise UsageError(f"--locate looks into an ONNX graph, and {backend} runs none: leave one of the two away")
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a bundle's folder gives its judgement: the tokenizer, and the weights in the file."""
+"""What a bundle's folder gives its judgement: the tokenizer, the weights in the file, the graph to look into."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.compare.artifact_weights import artifact_weights
-from blockexport.compare.context import Shapes
+from blockexport.compare.context import CheckContext, Shapes
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.tokens import Encode
 from blockexport.export.manifest import ONNX_FILE
@@ -16,7 +16,10 @@ from blockexport.runtime.text import BundleTokenizer
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from blockexport.compare.explain import Explanation
+
 ONNX_BACKENDS = ("onnxruntime", "replay")  # those that run the bundle's ONNX file
+LOCATING = (*ONNX_BACKENDS, "tensorrt", "tensorrt-rtx")  # those that run it, or what was built from it
 
 
 def bundle_options(
@@ -27,6 +30,7 @@ def bundle_options(
     decode_steps: int | None = None,
     text: str | None = None,
     token_ids: Sequence[int] | None = None,
+    locate: bool = False,
 ) -> JudgeOptions:
     """The options to judge the bundle in `folder` on `backend` with; see `JudgeOptions` for the others."""
     weights: Shapes | None = artifact_weights(folder, backend)
@@ -39,7 +43,19 @@ def bundle_options(
         token_ids=token_ids,
         weights=None if weights is None else lambda: weights,
         graph=(lambda: _graph(folder)) if backend in ONNX_BACKENDS else None,
+        explain=lambda context: _explain(folder, backend, context, locate),
+        locate=locate,
     )
+
+
+def _explain(folder: Path, backend: str, context: CheckContext, always: bool) -> Explanation | None:
+    # Here, because an artifact that passes needs none of it.
+    from blockexport.compare.explain import explain
+    from blockexport.runtime.replay_graph import ReplayGraph
+
+    if backend not in LOCATING:
+        return explain(context, None, f"not located: {backend} runs no ONNX graph to look into", always=always)
+    return explain(context, lambda: ReplayGraph.load(folder / ONNX_FILE), always=always)
 
 
 def _graph(folder: Path) -> ir.Graph:

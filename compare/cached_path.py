@@ -21,6 +21,7 @@ from blockexport.models.rope import rope_table, rope_table_rows
 from blockexport.models.step import Step
 from blockexport.models.tensor_names import EMBEDDING, FINAL_NORM
 
+NUDGE = 8  # units in the last place: more than the noise that the layers add
 VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
 
 Past = tuple[torch.Tensor, torch.Tensor]
@@ -107,14 +108,22 @@ class CachedPath:
         self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
 
     @torch.no_grad()
-    def run(self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent) -> list[torch.Tensor]:
-        """Outputs [len(positions), V] of each case in turn ([.., D] when headless)."""
+    def run(
+        self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent, *, nudge: int | None = None
+    ) -> list[torch.Tensor]:
+        """Outputs [len(positions), V] of each case in turn ([.., D] when headless).
+
+        With the seed `nudge` the embeddings are moved by a few units in their last place, so that anything near the
+        edge of a rounding goes over it.
+        """
         layers = self.config.num_hidden_layers
         # Calls before any of the defects acts are the same for all cases, and are run once.
         late = min((case.first_position for case in cases if case.defect is not NOTHING_WRONG), default=0)
         shared = [call for call in self.calls if call.start < late]
         begin = shared[-1].stop if shared else 0
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        if nudge is not None:
+            embedded = _nudged(embedded, nudge)
         head_TD, tails = embedded[:begin], [embedded[begin:] for _ in cases]
         for layer in range(layers):
             progress("trying defects", layer, layers)
@@ -183,3 +192,8 @@ class CachedPath:
                     if head == name:
                         out[:, start : start + VOCAB_BLOCK] = F.linear(x_PD, rows)
         return logits
+
+
+def _nudged(values: torch.Tensor, seed: int) -> torch.Tensor:
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=values.dtype)
+    return values * (1 + NUDGE * torch.finfo(values.dtype).eps * noise)

@@ -78,6 +78,8 @@ class Defect:
         weights_of: whose weights a layer computes with.
         norm: the norm before the head, called with stream, gain and epsilon.
         output: the tensor that the head reads.
+        coarse: rounds on the way, so that noise takes a value over an edge now and then and moves the logits by far
+            more than noise.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Defect:
     weights_of: Callable[[int], int] = own_layer
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = final_norm
     output: Callable[[ModelConfig], str] = output_tensor
+    coarse: bool = False
 
     @property
     def in_blocks(self) -> bool:

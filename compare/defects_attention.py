@@ -25,7 +25,7 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
         Defect("merge_viewed", "attention's heads are joined by a view without the transpose", _with(_MergeViewed)),
         Defect("scale_missing", "attention scores lack their 1/sqrt(H)", _with(_scaled(0))),
         Defect("scale_twice", "attention scores are divided by sqrt(H) twice", _with(_scaled(2))),
-        Defect("softmax_half", "softmax is taken in half precision", _with(_HalfSoftmax)),
+        Defect("softmax_half", "softmax is taken in half precision", _with(_HalfSoftmax), coarse=True),
         Defect("k_v_swapped", "the weights of k_proj and v_proj are swapped", edit=_swap_k_v),
     ]
     if 1 < config.num_key_value_heads < config.num_attention_heads:

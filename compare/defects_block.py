@@ -26,7 +26,7 @@ GUESSED = 7  # layers whose order is guessed at, three defects each
 def norm_defects(config: ModelConfig) -> list[Defect]:
     """Wrong statistics, epsilon or gain, in every norm."""
     found = [
-        Defect("norm_half", "norm statistics are taken in half precision", _HalfNormBlock, norm=half_norm),
+        Defect("norm_half", "norm statistics are taken in half precision", _HalfNormBlock, norm=half_norm, coarse=True),
         Defect("gain_plus_one", "norms multiply by 1 + w where w belongs", edit=_gain_plus_one, norm=_plus_one_norm),
         Defect("final_norm_dropped", "the final norm is dropped", norm=lambda x, weight, eps: x),
     ]

@@ -2,7 +2,8 @@
 
 A defect is named when the artifact agrees with the model that has it as well as a good artifact agrees with the good
 model: its error against the defective model in float64 lies within the noise floor, which is the defective model's own
-error in the artifact's precision. So a defect that itself rounds coarsely (softmax in half) gets the floor it needs.
+error in the artifact's precision. A defect that itself rounds coarsely (softmax in half) gets the floor it needs from
+several runs: one value over the edge of its rounding, in the artifact and not in eager, is a matter of luck.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
 
 CANDIDATES = 6  # defects that get as far as float64
+NUDGES = 4  # further runs that show the noise of a defect that rounds
 LOGITS = 1 << 27  # numbers of logits held at a time: a few positions of a large vocabulary, all of a small one
 
 
@@ -50,9 +52,9 @@ class Finding:
     def sentence(self) -> str:
         """For people."""
         if self.name == DROPOUT:
-            return f"{self.cause} by {self.effect:.1e} rms"
+            return f"likely cause: {self.cause} by {self.effect:.1e} rms"
         where = f" ({self.scope})" if self.scope else ""
-        return f"reproduced to {self.rms:.1e} (its noise floor is {self.floor:.1e}): {self.cause}{where}"
+        return f"likely cause, reproduced to {self.rms:.1e} (noise floor {self.floor:.1e}): {self.cause}{where}"
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,8 @@ class _Trial:
 
     def _clean(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The model with nothing wrong, in the artifact's precision and in float64."""
-        return (
-            self._path(self.evidence.dtype).run([Case()], self.evidence.positions)[0],
-            self._path(torch.float64).run([Case()], self.evidence.positions)[0],
-        )
+        own, exact = (self.evidence.sound(self.checkpoint, dtype) for dtype in (self.evidence.dtype, torch.float64))
+        return own, exact
 
     def _first_late_position(self, exact: torch.Tensor, clean: torch.Tensor) -> int | None:
         """Where the first call starts that goes wrong, when that is not the very first call."""
@@ -200,11 +200,19 @@ class _Trial:
                 cause=case.defect.cause,
                 scope=case.scope,
                 rms=_rms(self.evidence.outputs_PV, wide),
-                floor=floor_of([measure(output, wide, self.evidence.positions)], self.evidence.dtype).rms,
+                floor=self._noise(case, output, wide),
                 effect=effect,
             )
             for case, output, wide, effect in zip(cases, outputs, exact, effects, strict=True)
         ]
+
+    def _noise(self, case: Case, output: torch.Tensor, wide: torch.Tensor) -> float:
+        """The rms error of a candidate's own runs in the artifact's precision, the largest where there are several."""
+        positions, path = self.evidence.positions, self._path(self.evidence.dtype)
+        runs = [output]
+        if case.defect.coarse:
+            runs += [path.run([case], positions, nudge=seed)[0] for seed in range(NUDGES)]
+        return floor_of([measure(run, wide, positions) for run in runs], self.evidence.dtype).rms
 
     def _dropout(self) -> list[Finding]:
         """Randomness between two equal runs, where there is more than rounding could make."""

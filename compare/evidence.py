@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -35,6 +35,7 @@ class Evidence:
     repeated_PV: torch.Tensor | None = None
     headless: bool = False
     last_logits_only: bool = False
+    _sound: dict[torch.dtype, torch.Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,16 +46,24 @@ class Evidence:
         """Eager on the same calls."""
         return CachedPath(checkpoint, dtype, self.ids_S, self.calls, self.max_sequence_length, headless=self.headless)
 
+    def sound(self, checkpoint: Checkpoint, dtype: torch.dtype) -> torch.Tensor:
+        """Outputs of the model with nothing wrong at `positions`, run once for each type."""
+        if dtype not in self._sound:
+            self._sound[dtype] = self.path(checkpoint, dtype).run_clean(self.positions)
+        return self._sound[dtype]
+
     def thinned(self, count: int) -> Evidence:
         """At most about `count` of the positions, spread over all, the last one among them."""
         step = -(-len(self.positions) // max(count, 1))
         kept = list(range(len(self.positions) - 1, -1, -step))[::-1]
-        return replace(
+        made = replace(
             self,
             positions=[self.positions[i] for i in kept],
             outputs_PV=self.outputs_PV[kept],
             repeated_PV=None if self.repeated_PV is None else self.repeated_PV[kept],
         )
+        made._sound.update({dtype: outputs_PV[kept] for dtype, outputs_PV in self._sound.items()})
+        return made
 
 
 def gather(

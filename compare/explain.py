@@ -1,14 +1,15 @@
-"""After a failure: where is the first difference, and which mistake would make it?"""
+"""After a failure, or when asked: where is the first difference, and which mistake would make it?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blockexport.compare.context import CheckContext
 from blockexport.compare.diagnose import Diagnosis, Hints, diagnose
 from blockexport.compare.evidence import Evidence, gather
 from blockexport.compare.locate import Search, locate
+from blockexport.compare.noise import judge_errors
 from blockexport.compare.tolerances import MAX_FACTOR
 from blockexport.models.errors import NotJudgedError
 from blockexport.runtime.replay_graph import ReplayGraph
@@ -19,38 +20,84 @@ PROMPT = 64  # tokens of the prompt when it is wrong itself: each of some sevent
 
 @dataclass(frozen=True)
 class Explanation:
-    """What Locate and Diagnose say. `search` is None where there is no graph to look into; `note` then says why."""
+    """What Locate and Diagnose say.
+
+    Attributes:
+        search: None where there is no graph to look into; `note` then says why.
+        diagnosis: None where the outputs stay within the floor, so that there is nothing to diagnose.
+        note: see `search`.
+    """
 
     search: Search | None
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis | None
     note: str = ""
 
     @property
     def sentences(self) -> list[str]:
         """For people: the place, then the causes, best first."""
         said = [self.search.sentence] if self.search is not None else [self.note]
-        return said + self.diagnosis.sentences
+        return said + (self.diagnosis.sentences if self.diagnosis is not None else [])
 
 
 def explain(
-    context: CheckContext, graph: ReplayGraph | None, note: str = "there is no ONNX graph to look into"
-) -> Explanation:
+    context: CheckContext,
+    graph: Callable[[], ReplayGraph] | None,
+    note: str = "there is no ONNX graph to look into",
+    *,
+    always: bool = False,
+) -> Explanation | None:
     """Look for place and cause of a difference along the judged sequence.
 
     Args:
-        context: of the judgement that failed.
-        graph: the artifact's graph, or None where it has none that can be replayed.
+        context: of the judgement.
+        graph: gives the artifact's graph; None where it has none that can be replayed.
         note: why it has none.
+        always: look inside even where the outputs stay within the floor.
+
+    Returns:
+        None where they do and `always` is not set: what failed then is another way of calling the artifact, or
+        something about its file, and there is nothing to find along the judged sequence.
     """
-    evidence = _evidence(context)
+    differs = _differs(context)
+    if not differs and not always:
+        return None
+    evidence = _evidence(context) if differs else _sound_evidence(context)
     search = None
     if graph is not None:
         try:
-            search = locate(graph, context.checkpoint, evidence, progress=context.progress)
+            looked = None if differs else _samples(evidence.calls)
+            search = locate(graph(), context.checkpoint, evidence, looked=looked, progress=context.progress)
         except NotJudgedError as error:
             note = str(error)
+    if not differs:
+        return Explanation(search, None, note)
     hints = Hints() if search is None or search.location is None else Hints(search.confined, search.mapping)
     return Explanation(search, diagnose(context.checkpoint, evidence, hints, context.progress), note)
+
+
+def _differs(context: CheckContext) -> bool:
+    """Whether one row's outputs leave the floor in a stretch of the judged sequence."""
+    plan = context.plan
+    last = plan.last_positions if context.to_last_slot else range(0)
+    for stretch in (plan.prefill_positions, plan.decode_positions, last):
+        seen = context.observed(stretch)
+        floor = context.floor(seen) if seen else None
+        if floor is not None and floor.finite:
+            found = judge_errors(context.artifact_errors.select(seen), floor, has_top1=context.has_top1)
+            if not found.passed:
+                return True
+    return False
+
+
+def _sound_evidence(context: CheckContext) -> Evidence:
+    """All of the artifact's calls."""
+    calls = context.plan.calls(to_last_slot=context.to_last_slot)
+    return gather(context.decoder, context.checkpoint, context.ids_S, calls, context.judged_positions)
+
+
+def _samples(calls: Sequence[range]) -> list[range]:
+    """Calls that stand for all: the prompt, the step behind it, one half way, the last."""
+    return [calls[i] for i in sorted({0, min(1, len(calls) - 1), len(calls) // 2, len(calls) - 1})]
 
 
 def _evidence(context: CheckContext) -> Evidence:

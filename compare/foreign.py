@@ -71,7 +71,7 @@ def judge_foreign(
     return judge(decoder, checkpoint, options, progress)
 
 
-def _explain(context: CheckContext) -> Explanation:
+def _explain(context: CheckContext) -> Explanation | None:
     return explain(context, None, NOT_LOCATED)
 
 

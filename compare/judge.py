@@ -55,6 +55,7 @@ class JudgeOptions:
         weights: gives the shapes of the weights in the artifact's file by name, for the check of their number.
         graph: gives the artifact's ONNX graph, for the audit of types.
         explain: looks for place and cause after a check has failed; None leaves that out.
+        locate: call `explain` even where every check has passed.
     """
 
     backend: str = "onnxruntime"
@@ -67,7 +68,8 @@ class JudgeOptions:
     seed: int = 0
     weights: Callable[[], Shapes] | None = None
     graph: Callable[[], ir.Graph] | None = None
-    explain: Callable[[CheckContext], Explanation] | None = None
+    explain: Callable[[CheckContext], Explanation | None] | None = None
+    locate: bool = False
 
 
 def judge(
@@ -114,7 +116,7 @@ def judge(
         graph=options.graph,
         progress=progress,
     )
-    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options.explain)
+    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options)
 
 
 def _wanted(name: str, checks: Sequence[Check]) -> bool:
@@ -126,7 +128,7 @@ def _run(
     checks: Sequence[Check],
     artifact: Mapping[str, Any],
     tokens: Tokens,
-    explain: Callable[[CheckContext], Explanation] | None,
+    options: JudgeOptions,
 ) -> Report:
     results: list[CheckResult] = []
     skipped: list[tuple[str, str]] = []
@@ -155,7 +157,7 @@ def _run(
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},
         golden=_golden(context, results),
-        explanation=explain(context) if explain is not None and failed else None,
+        explanation=options.explain(context) if options.explain and (failed or options.locate) else None,
     )
 
 

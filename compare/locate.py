@@ -103,7 +103,7 @@ def locate(
     checkpoint: Checkpoint,
     evidence: Evidence,
     *,
-    whole: bool = False,
+    looked: Sequence[range] | None = None,
     progress: Progress = silent,
 ) -> Search:
     """Find the first difference.
@@ -112,20 +112,20 @@ def locate(
         graph: the artifact's graph.
         checkpoint: the source.
         evidence: what the artifact said, run by its backend.
-        whole: look into every call, for `rows`, instead of stopping at the first that differs.
+        looked: calls to look into, all of them; by default the first calls and those from the first wrong output on,
+            up to the first that differs inside.
         progress: told of the calls done.
     """
     slots, last = evidence.max_sequence_length, evidence.last_logits_only
     decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
     ids_1S = evidence.ids_S[None]
     inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
-    exact_PV = evidence.path(checkpoint, torch.float64).run_clean(evidence.positions)
-    eager_PV = evidence.path(checkpoint, evidence.dtype).run_clean(evidence.positions)
+    exact_PV, eager_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
     floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
     distance, error = _distance(decoder, evidence, inputs), measure(evidence.outputs_PV, exact_PV, evidence.positions)
     reproduced = distance <= max(RMS_FACTOR.value * floor.rms, REPLAYED.value * error.rms)
     inside = Inside(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers), checkpoint, evidence)
-    suspects = list(evidence.calls) if whole else _suspects(evidence, exact_PV, floor)
+    suspects = _suspects(evidence, exact_PV, floor) if looked is None else list(looked)
     decoder.reset(1)
     rows: list[SiteError] = []
     location: Location | None = None
@@ -137,7 +137,7 @@ def locate(
         found = inside.look(call, inputs)
         rows += found
         location = location or _first(found)
-        if location is not None and not whole:
+        if call == suspects[-1] or (location is not None and looked is None):
             break
     progress("locating", len(evidence.calls), len(evidence.calls))
     mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))

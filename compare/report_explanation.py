@@ -13,7 +13,8 @@
   against the model that has the defect), `floor` (that model's own noise), `effect` (how far it moves the logits) and
   `alike` (cannot be told apart from the first on these tokens).
 - `nearest`: null, or the same of the one that comes closest where none reproduces it. `too_small`: names of defects
-  below the noise; `tried`: how many; `error`: the artifact's rms error against the sound model at `positions`.
+  below the noise; `tried`: how many, 0 where the outputs stay within the floor and there is nothing to diagnose;
+  `error`: the artifact's rms error against the sound model at `positions`, null with nothing to diagnose.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blockexport.compare.diagnose import Diagnosis
     from blockexport.compare.explain import Explanation
     from blockexport.compare.inside import SiteError
     from blockexport.compare.locate import Location
@@ -32,7 +34,6 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """Plain JSON values by the schema above."""
     search, diagnosis = explanation.search, explanation.diagnosis
     rows = () if search is None else search.rows
-    alike = diagnosis.alike if diagnosis.findings else ()
     return {
         "sentences": explanation.sentences,
         "note": explanation.note if search is None else "",
@@ -41,6 +42,15 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "replay_ratio": None if search is None else search.ratio,
         "values": _values(rows),
         "labels": _labels(rows),
+        **_causes(diagnosis),
+    }
+
+
+def _causes(diagnosis: Diagnosis | None) -> dict[str, Any]:
+    if diagnosis is None:
+        return {"causes": [], "nearest": None, "too_small": [], "tried": 0, "error": None, "positions": []}
+    alike = diagnosis.alike if diagnosis.findings else ()
+    return {
         "causes": [{**asdict(finding), "alike": finding in alike} for finding in diagnosis.findings],
         "nearest": None if diagnosis.nearest is None else asdict(diagnosis.nearest),
         "too_small": list(diagnosis.too_small),

@@ -99,7 +99,7 @@ def _sections(data: Mapping[str, Any]) -> str:
     explanation = data.get("explanation")
     chart = position_chart(data)
     bodies = [
-        (_WHY[data["verdict"]], _difference(explanation) if explanation else _complaints(data)),
+        (_WHY[data["verdict"]], _difference(explanation, data) if explanation else _complaints(data)),
         ("Error against the noise floor", chart and _CHART_NOTE + chart),
         ("Inside the graph", layer_figures(explanation, data) if explanation else ""),
         ("Checks", checks_table(data)),
@@ -129,19 +129,20 @@ def _complaints(data: Mapping[str, Any]) -> str:
     return f'<ul class="complaints">{items}</ul>' if items else ""
 
 
-def _difference(explanation: Mapping[str, Any]) -> str:
-    """Place and cause."""
-    return (
-        f'<div class="finding"><h3>First difference</h3>{_place(explanation)}</div>'
-        f'<div class="finding"><h3>Likely cause</h3>{_causes(explanation)}</div>'
-    )
+def _difference(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Place and cause; what failed, where the outputs along the judged sequence have neither."""
+    place = f'<div class="finding"><h3>First difference</h3>{_place(explanation)}</div>'
+    if not explanation["tried"]:
+        return _complaints(data) + place
+    return f'{place}<div class="finding"><h3>Likely cause</h3>{_causes(explanation)}</div>'
 
 
 def _place(explanation: Mapping[str, Any]) -> str:
     located = explanation["located"]
+    doubt = _doubt(explanation["replay_ratio"]) if explanation["reproduced"] is False else ""
     if located is None:
         note = explanation["note"] or "every value inside the graph stays within the floor"
-        return f"<p>{full_stop(capital(note))}</p>"
+        return f"<p>{full_stop(capital(note))}</p>{doubt}"
     steps = [f"position {located['position']}"]
     steps += [] if located["layer"] is None else [f"layer {located['layer']}"]
     steps.append(located["label"])
@@ -149,7 +150,6 @@ def _place(explanation: Mapping[str, Any]) -> str:
     absent = " The graph has no such value, and the next one differs." if located["absent"] else ""
     also = [layer for layer in located["layers"] if layer != located["layer"]]
     others = f" {_layers(also)} of {'their' if len(also) > 1 else 'its'} own accord." if also else ""
-    doubt = "" if explanation["reproduced"] else _doubt(explanation["replay_ratio"])
     return (
         f'<ol class="path">{path}</ol><p>Relative error {figure(located["error"])}; eager’s own is '
         f"{figure(located['floor'])}.{absent}{others}</p>{doubt}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockexport.compare.report import Report
-from blockexport.compare.report_rows import HEADINGS, LIMITS, number, table_rows
+from blockexport.compare.report_rows import HEADINGS, LIMITS, full_sentence, number, table_rows
 from blockexport.compare.tolerances import TABLE
 
 
@@ -15,6 +15,7 @@ def to_markdown(report: Report) -> str:
         "",
         f"{report.summary}.",
         "",
+        *_explanation(report),
         f"- Backend: {artifact['backend']}; {artifact['arithmetic']['note']}.",
         f"- Arithmetic is the target's: {'yes' if artifact['arithmetic']['is_target'] else 'no'}.",
         f"- Artifact: {artifact['model_type']}, {artifact['precision']}, {artifact['max_sequence_length']} cache slots"
@@ -42,3 +43,10 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Limits", "", *(f"- {name} {t.value:g}: {t.evidence}" for name, t in TABLE.items())]
     lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]
     return "\n".join(lines)
+
+
+def _explanation(report: Report) -> list[str]:
+    if report.explanation is None:
+        return []
+    said = [f"- {full_sentence(sentence)}" for sentence in report.explanation.sentences]
+    return ["## First difference and likely cause", "", *said, "", "## Checks", ""]

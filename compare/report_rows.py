@@ -41,15 +41,25 @@ def _cells(figures: Any) -> tuple[str, ...]:
     return (
         number(figures["rms"]),
         number(figures["rms_floor"]),
-        f"{figures['rms_ratio']:.2f}",
+        _times(figures["rms_ratio"]),
         number(figures["max"]),
         number(figures["max_floor"]),
-        f"{figures['max_ratio']:.2f}",
+        _times(figures["max_ratio"]),
         str(figures["worst_position"]),
         str(len(figures["ties"])),
     )
 
 
+def _times(ratio: float) -> str:
+    """Hundredths where they matter."""
+    return f"{ratio:.2f}" if ratio < 100 else number(ratio)
+
+
 def number(value: float) -> str:
     """Two significant digits."""
     return f"{value:.2g}"
+
+
+def full_sentence(said: str) -> str:
+    """What was said in lower case and without a full stop, as a sentence."""
+    return f"{said[0].upper()}{said[1:]}."

@@ -8,24 +8,25 @@ from rich.text import Text
 
 from blockexport.compare.check import Verdict
 from blockexport.compare.report import Report
-from blockexport.compare.report_rows import HEADINGS, LIMITS, table_rows
+from blockexport.compare.report_rows import HEADINGS, LIMITS, full_sentence, table_rows
 
 _STYLES = {str(Verdict.PASS): "green", str(Verdict.FAIL): "bold red", str(Verdict.NOT_JUDGED): "yellow", "": "dim"}
 
 
 def render_table(report: Report) -> RenderableType:
-    """Verdict, table, and below it what is not plainly good."""
+    """The verdict, of a failure its place and cause, the table, and below it what is not plainly good."""
     verdict = str(report.verdict)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for i, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
     for row in table_rows(report):
         table.add_row(row.cells[0], Text(row.cells[1], style=_STYLES[row.verdict]), *row.cells[2:])
-    parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict]), table]
-    parts.append(Text(LIMITS, style="dim"))
-    parts += [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
+    parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict])]
     if report.explanation is not None:
-        parts += [Text(sentence) for sentence in report.explanation.sentences]
+        parts += [Text(full_sentence(said), style="bold") for said in report.explanation.sentences]
+    parts += [Text(""), table, Text(LIMITS, style="dim")]
+    troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
+    parts += [Text(""), *troubles] if troubles else []
     parts += [Text(f"{name}: does not apply; {reason}", style="dim") for name, reason in report.skipped]
     if not report.artifact["arithmetic"]["is_target"]:
         parts.append(Text(report.artifact["arithmetic"]["note"], style="dim"))

@@ -111,7 +111,8 @@ class GgufCheckpoint(Checkpoint):
 
     def _dequantised(self, stored: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         block, block_bytes = GGML_QUANT_SIZES[stored.ggml_type]
-        raw = np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,))
+        # A plain array: each of the thousands of views that gguf takes of a memmap would carry its bookkeeping along.
+        raw = np.asarray(np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,)))
         rows = raw.reshape(*stored.shape[:-1], stored.shape[-1] // block * block_bytes)
         with np.errstate(all="ignore"):  # a scale that is not finite is refused with the tensor's name later
             values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, stored.ggml_type)

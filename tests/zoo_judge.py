@@ -1,24 +1,18 @@
-"""Judging an exhibit of the bug zoo: detected, located, named, and a line of the table."""
+"""Judging an exhibit of the bug zoo with `blockexport compare`: detected, located, named, and a line of the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-import torch
-
-from blockexport.compare.check import Verdict
-from blockexport.compare.check_cached_path import decode, last_slot, prefill
-from blockexport.compare.context import CheckContext
-from blockexport.compare.explain import Explanation, explain
-from blockexport.compare.plan import make_plan
-from blockexport.export.manifest import ONNX_FILE
+from blockexport.cli.main import main
 from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.load import load_model
-from blockexport.runtime.eager import EagerDecoder
-from blockexport.runtime.open import open_decoder
-from blockexport.runtime.replay_graph import ReplayGraph
 from tests.conftest import TABLE
 from tests.exported import export
 from tests.zoo import Exhibit
@@ -26,46 +20,49 @@ from tests.zoo_bench import Bench
 
 SLOTS = 29
 PREFILL = 12
+ALONG = ("prefill", "decode", "last-slot")  # the checks on the judged sequence
 Record = Callable[[str, str], None]
+Data = Mapping[str, Any]
+
+HEADER = f"{'defect':30} {'model':12} {'backend':11} {'detected':8} {'position/layer/site':32} named"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cage:
-    """A sound bundle and what judging it needs, made once for all exhibits of a model."""
+    """A sound bundle and its source."""
 
     folder: Path
     checkpoint: Checkpoint
-    sound: CheckContext
 
 
 def build_cage(checkpoint: Checkpoint, folder: Path) -> Cage:
     """Export a sound bundle, which must pass and have nothing to locate."""
     export(checkpoint, folder, slots=SLOTS)
-    sound = context(folder, checkpoint)
-    assert verdicts(sound) == {Verdict.PASS}
-    return Cage(folder, checkpoint, sound)
+    cage = Cage(folder, checkpoint)
+    code, report = compare(cage, folder, folder.parent / f"{folder.name}-parity", "--locate")
+    assert code == 0, report["summary"]
+    assert report["explanation"]["reproduced"] and report["explanation"]["located"] is None
+    return cage
 
 
-def context(
-    folder: Path, checkpoint: Checkpoint, sound: CheckContext | None = None, backend: str = "onnxruntime"
-) -> CheckContext:
-    """A judgement of a bundle, on the reference and floor of a sound one where there is one."""
-    plan = make_plan(SLOTS, prefill=PREFILL)
-    ids = torch.randint(0, checkpoint.config.vocab_size, (SLOTS,), generator=torch.Generator().manual_seed(4))
-    decoder = open_decoder(folder, backend, threads=1)
+def compare(cage: Cage, bundle: Path, target: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    """The command's exit code and its report, which it must have written in all three forms.
 
-    def eager() -> EagerDecoder:
-        return EagerDecoder(load_model(checkpoint, torch.float32, SLOTS), SLOTS)
-
-    made = CheckContext(decoder, eager, checkpoint, plan, ids)
-    if sound is not None:
-        made.__dict__.update({name: getattr(sound, name) for name in ("expected", "eager_errors", "whole_errors")})
-    return made
-
-
-def verdicts(judged: CheckContext) -> set[Verdict]:
-    """What the checks along the cached path say."""
-    return {check(judged).verdict for check in (prefill, decode, last_slot)}
+    The configs of the zoo have every option at once, which no file format of a single family can say: the source is
+    handed over where the command would open it by name.
+    """
+    arguments = ["compare", str(bundle), "--report", str(target), "--json", f"--decode-steps={SLOTS - PREFILL}", *more]
+    printed = StringIO()
+    opened = mock.patch("blockexport.compare.source.open_checkpoint", return_value=cage.checkpoint)
+    with opened, redirect_stdout(printed):
+        code = main(arguments)
+    assert code in (0, 1), f"exit code {code}: {printed.getvalue()}"
+    report: dict[str, Any] = json.loads((target / "report.json").read_text())
+    assert json.loads(printed.getvalue()) == report
+    assert report["tokens"]["prefill"] == PREFILL
+    for name in ("report.md", "report.html"):
+        assert report["summary"] in (target / name).read_text()
+    return code, report
 
 
 def spoil(exhibit: Exhibit, cage: Cage, folder: Path) -> Path:
@@ -75,31 +72,35 @@ def spoil(exhibit: Exhibit, cage: Cage, folder: Path) -> Path:
     return bench.save(folder, cage.folder)
 
 
-def judge_exhibit(exhibit: Exhibit, cage: Cage, folder: Path, record: Record) -> Explanation:
-    """Build the defect, let it be judged, and check that it is detected, located and named first."""
-    spoilt = spoil(exhibit, cage, folder)
+def judge_exhibit(exhibit: Exhibit, cage: Cage, folder: Path, record: Record) -> Data:
+    """Build the defect, let `compare` judge it, and check that it is detected, located and named first.
+
+    Returns:
+        The explanation in report.json.
+    """
+    spoilt = spoil(exhibit, cage, folder / "spoilt")
     if exhibit.backend != "onnxruntime":
-        assert verdicts(context(spoilt, cage.checkpoint, cage.sound)) == {Verdict.PASS}
-    judged = context(spoilt, cage.checkpoint, cage.sound, exhibit.backend)
-    detected = Verdict.FAIL in verdicts(judged)
-    explanation = explain(judged, ReplayGraph.load(spoilt / ONNX_FILE))
-    record(TABLE, _row(exhibit, cage, detected, explanation))
-    assert detected
-    search, found = explanation.search, explanation.diagnosis.findings
-    assert search is not None and search.location is not None
-    assert search.location.layer == exhibit.layer and search.location.site in exhibit.sites
-    assert (search.location.position >= PREFILL) == exhibit.decode
-    assert search.reproduced or exhibit.defect == "dropout"
-    assert found, "no defect reproduces the file"
-    assert found[0].name == exhibit.defect
+        _, unseen = compare(cage, spoilt, folder / "unseen", *(f"--check={name}" for name in ALONG))
+        assert unseen["verdict"] == "pass"
+    code, report = compare(cage, spoilt, folder / "parity", "--backend", exhibit.backend)
+    failed = {check["name"] for check in report["checks"] if check["verdict"] == "fail"}
+    explanation: Data = report["explanation"] or {"located": None, "causes": []}
+    record(TABLE, _row(exhibit, cage, code, explanation))
+    assert code == 1 and failed & set(ALONG)
+    located, causes = explanation["located"], explanation["causes"]
+    assert located is not None
+    assert located["layer"] == exhibit.layer and located["site"] in exhibit.sites
+    assert (located["position"] >= PREFILL) == exhibit.decode
+    assert explanation["reproduced"] or exhibit.defect == "dropout"
+    assert causes, "no defect reproduces the file"
+    assert causes[0]["name"] == exhibit.defect
     return explanation
 
 
-def _row(exhibit: Exhibit, cage: Cage, detected: bool, explanation: Explanation) -> str:
-    location = explanation.search.location if explanation.search else None
-    place = "not located" if location is None else f"{location.position}/{location.layer}/{location.site}"
-    found = explanation.diagnosis.findings
-    named = f"{found[0].name} {found[0].rms:.1e}" if found else "not named"
+def _row(exhibit: Exhibit, cage: Cage, code: int, explanation: Data) -> str:
+    located, causes = explanation["located"], explanation["causes"]
+    place = "not located" if located is None else f"{located['position']}/{located['layer']}/{located['site']}"
+    named = f"{causes[0]['name']} {causes[0]['rms']:.1e}" if causes else "not named"
     only = "" if exhibit.layers is None else f" in layer {exhibit.layers[0]}"
     what = f"{exhibit.defect + only:30} {cage.folder.name:12} {exhibit.backend:11}"
-    return f"{what} {'yes' if detected else 'NO':4} {place:32} {named}"
+    return f"{what} {'yes' if code == 1 else 'NO':8} {place:32} {named}"

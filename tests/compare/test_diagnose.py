@@ -64,6 +64,18 @@ def test_defects_that_do_the_same_on_these_tokens_are_both_named() -> None:
     assert all(f.scope == "from position 13 on" for f in found.alike)
 
 
+@pytest.mark.parametrize("name", ["softmax_half", "norm_half"])
+def test_a_defect_that_rounds_is_named_whatever_falls_over_the_edge(name: str) -> None:
+    """Of two sound runs with such a defect, one may have a value rounded the other way, a hundred times the noise."""
+    path, far = SOUND.path(CHECKPOINT, torch.float32), 0
+    exact = SOUND.path(CHECKPOINT, torch.float64).run([defect(name)], SOUND.positions)[0]
+    for seed in range(100, 112):
+        outputs = path.run([defect(name)], SOUND.positions, nudge=seed)[0]
+        far += float((outputs - exact).abs().max()) > 1e-5
+        assert names(diagnose(CHECKPOINT, replace(SOUND, outputs_PV=outputs)))[0] == name
+    assert far > 0, "none of these runs is the case in question"
+
+
 def test_a_defect_in_some_layers_needs_the_hint() -> None:
     case = Case(defect("gelu").defect, frozenset([0, 2]))
     assert diagnose(CHECKPOINT, said(case)).findings == ()

@@ -46,7 +46,7 @@ def evidence(folder: Path, backend: str = "onnxruntime") -> Evidence:
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "headless", "last"])
 def test_a_sound_file_has_nothing_to_locate(bundles: dict[str, Path], name: str) -> None:
-    search = locate(ReplayGraph.load(bundles[name] / ONNX_FILE), CHECKPOINT, evidence(bundles[name]), whole=True)
+    search = locate(ReplayGraph.load(bundles[name] / ONNX_FILE), CHECKPOINT, evidence(bundles[name]), looked=CALLS)
     assert search.location is None and search.reproduced and search.confined is None
     assert search.mapping == (0, 1, 2)
     seen = {row.site for row in search.rows if not row.absent}
@@ -85,7 +85,7 @@ def test_sites_are_found_without_names(bundles: dict[str, Path]) -> None:
     for with_names, without in zip(named.layers, found.layers, strict=True):
         assert set(with_names) - set(without) == {"q_heads", "k_heads", "q_rope"}
     search = locate(
-        ReplayGraph(nameless(bundles["fp32"]), bundles["fp32"]), CHECKPOINT, evidence(bundles["fp32"]), whole=True
+        ReplayGraph(nameless(bundles["fp32"]), bundles["fp32"]), CHECKPOINT, evidence(bundles["fp32"]), looked=CALLS
     )
     assert search.location is None and search.reproduced
 

@@ -14,23 +14,21 @@ from typing import Any
 import pytest
 import torch
 
-from blockexport.compare.explain import explain
+from blockexport.compare.bundle import bundle_options
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report import Report, write_report
 from blockexport.compare.report_html import to_html
 from blockexport.compare.report_html_text import figure, ratio
-from blockexport.export.manifest import ONNX_FILE
 from blockexport.models.cache import empty_cache
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.open import open_decoder
-from blockexport.runtime.replay_graph import ReplayGraph
 from tests.browser import visit
 from tests.compare.broken import Broken, noise_at
 from tests.compare.memory_checkpoint import TINY, MemoryCheckpoint, eager_model, random_checkpoint
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import EXHIBITS
-from tests.zoo_judge import build_cage, context, spoil
+from tests.zoo_judge import build_cage, spoil
 
 M = 64
 OPTIONS = JudgeOptions(backend="eager", decode_steps=12, prefill=32)
@@ -59,9 +57,7 @@ def located(tmp_path_factory: pytest.TempPathFactory) -> Report:
     cage = build_cage(gainful(EVERYTHING), folder / "sound")
     exhibit = next(exhibit for exhibit in EXHIBITS if exhibit.defect == "rope_interleaved")
     spoilt = spoil(replace(exhibit, layers=(2,), layer=2), cage, folder / "spoilt")
-    report = judge(open_decoder(spoilt, "onnxruntime", threads=1), cage.checkpoint)
-    found = explain(context(spoilt, cage.checkpoint, cage.sound), ReplayGraph.load(spoilt / ONNX_FILE))
-    return replace(report, explanation=found)
+    return judge(open_decoder(spoilt, "onnxruntime", threads=1), cage.checkpoint, bundle_options(spoilt))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,141 @@
+"""What `compare` says about a file that fails, `--locate`, and what a crash of its own is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockexport.cli.main import main
+from blockexport.compare.report_rows import full_sentence
+from blockexport.models.config import ModelConfig
+from blockexport.models.sources import open_checkpoint
+from blockexport.runtime.onnx_decoder import OnnxDecoder
+from tests.exported import export
+from tests.small_models import small_config, small_weights, write_folder
+from tests.zoo_bench import Bench
+from tests.zoo_edits import gelu
+
+CONFIG = small_config("qwen3")
+
+
+def crash(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("a mistake of ours")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explained")
+    write_folder(folder / "source", CONFIG, small_weights(CONFIG))
+    export(open_checkpoint(str(folder / "source")), folder / "sound", slots=32)
+    return folder / "sound"
+
+
+@pytest.fixture(scope="module")
+def spoilt(sound: Path) -> Path:
+    """GELU for SiLU in layer 1."""
+    return spoil(sound, CONFIG, "spoilt", gelu("none"))
+
+
+def spoil(sound: Path, config: ModelConfig, name: str, edit: Callable[[Bench], None]) -> Path:
+    bench = Bench(sound, config, [1])
+    edit(bench)
+    return bench.save(sound.parent / name, sound)
+
+
+def compare(*arguments: object) -> int:
+    return main(["compare", *map(str, arguments)])
+
+
+def test_place_and_cause_come_first_in_every_form(
+    spoilt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert compare(spoilt, "--report", tmp_path) == 1
+    lines = capsys.readouterr().out.splitlines()
+    said = json.loads((tmp_path / "report.json").read_text())["explanation"]["sentences"]
+    assert said[0].startswith("first difference at position 0: layer 1, activation of the MLP")
+    assert said[1].startswith("likely cause, reproduced to ") and said[1].endswith("(only in layer 1)")
+    assert lines[0].startswith("FAIL: ") and lines[1 : 1 + len(said)] == [full_sentence(sentence) for sentence in said]
+    markdown = (tmp_path / "report.md").read_text().splitlines()
+    assert markdown[4] == "## First difference and likely cause"
+    assert markdown[6 : 6 + len(said)] == [f"- {full_sentence(sentence)}" for sentence in said]
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("First difference") < page.index("Likely cause") < page.index("Error against the noise floor")
+
+
+def test_a_failure_off_the_judged_sequence_is_not_looked_for_on_it(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A weight that is in the file twice: outputs are right, so there is no first difference."""
+
+    def copy_one(bench: Bench) -> None:
+        value = bench.value("model.norm.weight")
+        assert value.const_value is not None
+        bench.constant(value.const_value.numpy(), "float32")
+
+    twice = spoil(sound, CONFIG, "twice", copy_one)
+    assert compare(twice, "--report", tmp_path) == 1
+    assert "first difference" not in capsys.readouterr().out.lower()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["explanation"] is None
+    assert [check["name"] for check in report["checks"] if check["verdict"] == "fail"] == ["parameters"]
+
+
+def test_locate_on_a_file_that_passes(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(sound, "--locate", "--report", tmp_path) == 0
+    assert "Every value inside the graph stays within the floor." in capsys.readouterr().out
+    explanation: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())["explanation"]
+    assert explanation["located"] is None and explanation["reproduced"] and explanation["tried"] == 0
+    values = explanation["values"]
+    # The prompt, the step behind it, one on the way, and the last slot; every layer in each.
+    assert sorted(set(values["call"])) == [0, 16, 23, 31] and not any(values["outside"])
+    assert set(values["layer"]) == {None, 0, 1, 2} and max(values["error"]) > 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Error over layers" in page and "First difference" in page and "Likely cause" not in page
+    assert "Every value inside the graph stays within the floor." in (tmp_path / "report.md").read_text()
+
+
+def test_without_locate_a_file_that_passes_is_not_looked_into(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(sound, "--check", "prefill", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["explanation"] is None
+
+
+@pytest.mark.parametrize("backend", ["eager", "pt2", "aoti"])
+def test_locate_needs_a_graph(sound: Path, backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(sound, "--locate", "--backend", backend) == 2
+    assert f"{backend} runs none" in capsys.readouterr().err
+
+
+def test_locate_of_a_foreign_file_is_refused(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("--onnx", sound / "model.onnx", "--model", sound, "--locate") == 2
+    assert "judged by its outputs alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "blockexport.compare.judge.make_plan",
+        "blockexport.compare.context.measure",
+        "blockexport.compare.explain.locate",
+        "blockexport.compare.explain.diagnose",
+        "blockexport.compare.report_markdown.to_markdown",
+    ],
+)
+def test_a_crash_of_compare_is_no_verdict(
+    spoilt: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even on a file that is bad: exit 70, no report, nothing on stdout."""
+    monkeypatch.setattr(where, crash)
+    assert compare(spoilt, "--report", tmp_path / "report", "--json") == 70
+    captured = capsys.readouterr()
+    assert captured.out == "" and "a mistake of ours" in captured.err and "This is a bug of ours" in captured.err
+    assert not list((tmp_path / "report").glob("*"))
+
+
+def test_a_crash_of_the_artifacts_run_is_no_verdict(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnnxDecoder, "_run", crash)
+    assert compare(sound, "--check", "prefill") == 70
