@@ -92,9 +92,13 @@ class Stamp:
         """A constant int64 vector."""
         return self.builder.constant(list(values), ir.DataType.INT64)
 
-    def size(self, node: torch.fx.Node) -> ir.Value:
-        """A symbolic size as an int64 vector of one element, read off the shape of a shared input."""
-        name, axis = self.fragment.symbols[str(node.meta["val"])]
+    def is_fixed(self, size: Any) -> bool:
+        """Whether a size is the same in every run: a number that stands for no other."""
+        return isinstance(size, int) and str(size) not in self.fragment.sizes
+
+    def size(self, size: Any) -> ir.Value:
+        """A size that is not fixed as an int64 vector of one element, read off the shape of a shared input."""
+        name, axis = self.fragment.sizes[str(size if isinstance(size, int) else size.meta["val"])]
         source = self._inputs[name]
         return self.builder.node("Shape", [source], f"{source.name}.size_{axis}", {"start": axis, "end": axis + 1})
 
@@ -175,10 +179,10 @@ def _transpose(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
 @_translates(aten.view.default, aten.reshape.default)
 def _reshape(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     x, sizes = _args(node)
-    if all(isinstance(size, int) for size in sizes):
+    if all(stamp.is_fixed(size) for size in sizes):
         shape = stamp.ints(sizes)
     else:
-        pieces = [stamp.ints([size]) if isinstance(size, int) else stamp.size(size) for size in sizes]
+        pieces = [stamp.ints([size]) if stamp.is_fixed(size) else stamp.size(size) for size in sizes]
         shape = stamp.emit(node, "Concat", pieces, ".shape", axis=0)
     return stamp.emit(node, "Reshape", [stamp.value(x), shape])
 

@@ -15,7 +15,7 @@ from torch.export import Dim
 
 from blockexport.export.graph_builder import GraphBuilder
 from blockexport.export.onnx_graph import GraphOptions, build_model, declare_max_sequence_length
-from blockexport.export.trace import example_inputs, fake_model, fragment_of
+from blockexport.export.trace import example_inputs, fake_model, fragment_of, trace_parts
 from blockexport.export.translate import Stamp
 from blockexport.models import io_names
 from blockexport.models.cache import empty_cache
@@ -114,6 +114,27 @@ def test_the_operators_are_exactly_these(qk_norm: bool, precision: Precision) ->
 def test_a_scale_that_half_precision_holds_exactly_needs_no_cast() -> None:
     proto = exported(loaded(replace(CONFIG, head_dim=16)), Precision.FP16)
     assert Counter(node.op_type for node in proto.graph.node)["Cast"] == 4 * CONFIG.num_hidden_layers
+
+
+def test_sizes_that_equal_the_usual_stand_ins_are_no_trap() -> None:
+    config = replace(
+        CONFIG, vocab_size=1009, hidden_size=2026, intermediate_size=1019, num_hidden_layers=1, layer_types=()
+    )
+    model = loaded(config)
+    ids, positions, past = some_step(config)
+    expected, _ = model(ids, positions, past)
+    torch.testing.assert_close(
+        torch.from_numpy(run(exported(model), ids, positions, past)[0]), expected, rtol=1e-3, atol=1e-2
+    )
+
+
+def test_a_size_out_of_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(self: DecoderModel, inputs: torch.Tensor, position_ids: torch.Tensor, past: torch.Tensor) -> object:
+        return inputs * inputs.shape[0], position_ids[:, 0], []
+
+    monkeypatch.setattr(DecoderModel, "enter", enter)
+    with pytest.raises(AssertionError, match="stands for a size"):
+        trace_parts(CONFIG, Precision.FP32, headless=False, last_logits_only=False)
 
 
 def test_axes_and_ports_have_the_documented_names() -> None:
