@@ -85,8 +85,8 @@ class Adapter:
         """What a second build from the same inputs gives."""
         if self.is_rtx:
             return (
-                "the builder numbers symbolic sizes in the order in which its threads finish: a rebuild has the same "
-                "length, weights and kernels, and may differ in those numbers"
+                "the builder lists tensors and symbolic sizes in the order of their memory addresses, which differ "
+                "from build to build: a rebuild has the same length, weights and kernels, and may differ in those lists"
             )
         return "tactics are timed on the GPU and may differ from build to build: --timing-cache FILE pins them"
 

@@ -17,6 +17,7 @@ from blockexport.export.trt_network import (
     Profile,
     add_profiles,
     attentions,
+    give_queries_their_own_positions,
     parse,
     set_key_value_lengths,
 )
@@ -71,6 +72,8 @@ def build_engine(
     passed = audit(adapter, network, manifest, not_fused)
     for attention in attentions(adapter, network):
         attention.decomposable = not_fused is not None
+    if adapter.is_rtx:
+        give_queries_their_own_positions(adapter, network)
     kept_alive = [parser, set_key_value_lengths(adapter, network) if options.key_value_lengths else None]
     config = adapter.config(builder, targets, options)
     add_profiles(builder, network, config, profiles)

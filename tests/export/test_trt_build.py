@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ import pytest
 from blockexport.export.manifest import Manifest, read_manifest
 from blockexport.export.trt_adapter import BuildOptions
 from blockexport.export.trt_build import Built, build_engine
-from blockexport.export.trt_network import Profile, add_profiles, make_profiles, parse, set_key_value_lengths
+from blockexport.export.trt_network import (
+    Profile,
+    add_profiles,
+    give_queries_their_own_positions,
+    make_profiles,
+    parse,
+    set_key_value_lengths,
+)
 from blockexport.models.config import RopeScaling
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
@@ -28,10 +36,16 @@ TARGETS = ("8.6", "8.9", "12.0")
 PROFILES = make_profiles(4, 24)
 
 
-def build(folder: Path, targets: tuple[str, ...] = ("8.9",), progress: Progress = silent, **options: Any) -> Built:
+def build(
+    folder: Path,
+    targets: tuple[str, ...] = ("8.9",),
+    progress: Progress = silent,
+    profiles: Sequence[Profile] = PROFILES,
+    **options: Any,
+) -> Built:
     adapter = rtx()
     return build_engine(
-        adapter, folder, read_manifest(folder), adapter.targets(targets), PROFILES, BuildOptions(**options), progress
+        adapter, folder, read_manifest(folder), adapter.targets(targets), profiles, BuildOptions(**options), progress
     )
 
 
@@ -41,7 +55,7 @@ def kernels(engine: Any) -> list[bytes]:
 
 
 def assert_same_engine(first: Any, second: Any) -> None:
-    """Equal but for the numbers of symbolic sizes, which the builder's threads race for."""
+    """Equal but for the order of tensors and symbolic sizes, which follows memory addresses."""
     assert len(bytes(first)) == len(bytes(second))
     assert kernels(first) == kernels(second) != []
     differing = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
@@ -123,33 +137,55 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
     return folders
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_smollm2_is_built_in_half_a_minute_and_built_again(
-    precision: Precision, smollm2: dict[Precision, Path]
-) -> None:
-    folder = smollm2[precision]
+def test_smollm2_is_built_in_half_a_minute_within_six_percent_of_its_weights(smollm2: dict[Precision, Path]) -> None:
+    folder = smollm2[Precision.FP16]
     # Time of this process, so that other processes on the machine do not count.
     started = time.process_time()
-    first = build(folder, TARGETS if precision is Precision.BF16 else ("8.9",))
+    first = build(folder, profiles=make_profiles(8, 512))
     assert time.process_time() - started < 30
-    audit = first.audit
-    assert (audit.attention, audit.attention_reason) == ("fused", None)
-    assert audit.matrix_products == {precision.dtype_name: 7 * 30 + 1}
-    weights = audit.weight_bytes[precision.dtype_name]
+    weights = first.audit.weight_bytes["float16"]
     assert abs(weights - 2 * 134_515_008) < 4096  # the tied embedding once
-    # Two profiles store some 0.6 MB of kernel sources per layer, whatever the size of the weights.
-    extra = len(bytes(first.engine)) - weights - audit.weight_bytes["float32"]
-    assert extra < 30 * 800_000
-    assert len(bytes(first.engine)) < 1.1 * weights
-    assert_same_engine(first.engine, build(folder, TARGETS if precision is Precision.BF16 else ("8.9",)).engine)
+    assert weights < len(bytes(first.engine)) < 1.06 * weights
+    assert_same_engine(first.engine, build(folder, profiles=make_profiles(8, 512)).engine)
 
 
-@pytest.mark.full
-def test_smollm2_with_one_profile_is_within_six_percent_of_its_weights(smollm2: dict[Precision, Path]) -> None:
-    adapter, folder = rtx(), smollm2[Precision.FP16]
-    profiles = (Profile("both", (1, 1, 8), (1, 1, 512)),)
-    built = build_engine(adapter, folder, read_manifest(folder), ("8.9",), profiles, BuildOptions())
-    assert len(bytes(built.engine)) < 1.06 * built.audit.weight_bytes["float16"]
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_smollm2_is_built_for_three_generations(precision: Precision, smollm2: dict[Precision, Path]) -> None:
+    audit = build(smollm2[precision], TARGETS).audit
+    assert (audit.attention, audit.attention_reason) == ("fused", None)
+    assert (audit.cache_updates, audit.attention_layers) == (60, 30)
+    assert audit.matrix_products == {precision.dtype_name: 7 * 30 + 1}
+    assert abs(audit.weight_bytes[precision.dtype_name] - 2 * 134_515_008) < 4096
+
+
+def cache_writers(engine: Any) -> list[str]:
+    """The names of the kernels that write a cache (Scat: scatter), as often as their source is stored."""
+    names = (re.search(rb"__myl_\w*Scat\w*", kernel) for kernel in kernels(engine))
+    return [name[0].decode() for name in names if name is not None]
+
+
+def test_the_kernels_that_every_layer_has_are_stored_once(tmp_path: Path) -> None:
+    """The second half turns red when a newer RTX knows equal kernels by itself: then the workaround can go."""
+    plain: dict[str, Any] = {"qk_norm": False, "sliding_window": None, "layer_types": ()}
+    manifest = export(random_model(head_dim=64, **plain), tmp_path, Precision.FP16)
+    ours = cache_writers(build(tmp_path).engine)
+    assert len(ours) == len(set(ours)) == 4  # of the first layer and of all others, in two profiles
+    as_parsed = cache_writers(_raw(tmp_path, manifest))
+    assert len(as_parsed) > len(set(as_parsed))
+
+
+def test_only_queries_get_positions_of_their_own(stories: dict[Precision, Path]) -> None:
+    adapter = rtx()
+    for precision in Precision:
+        builder = adapter.builder()
+        network, parser = parse(adapter, builder, stories[precision] / "model.onnx")
+        give_queries_their_own_positions(adapter, network)
+        layers = [network.get_layer(index) for index in range(network.num_layers)]
+        rotations = [layer for layer in layers if layer.type == adapter.trt.LayerType.ROTARY_EMBEDDING]
+        # Of the two in a layer the graph names the query's first.
+        assert [layer.get_input(3).dtype.name for layer in rotations] == ["INT32", "INT64"] * 5
+        assert [layer.name.endswith("_1/RotaryEmbedding") for layer in rotations] == [False, True] * 5
+        del parser
 
 
 def test_progress_is_heard_and_an_interrupt_ends_the_build(stories: dict[Precision, Path]) -> None:
