@@ -36,7 +36,12 @@ def generate(
     seed: Annotated[int, typer.Option("--seed", help="Of the random numbers; the same seed gives the same text.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="onnxruntime|pt2|eager", help="What runs the model.")
+        str,
+        typer.Option(
+            "--backend",
+            metavar="onnxruntime|pt2|aoti|eager|replay|tensorrt|tensorrt-rtx",
+            help="What runs the model. `blockexport trt` and `blockexport aoti` build what those need.",
+        ),
     ] = "onnxruntime",
     model: Annotated[
         str | None, typer.Option("--model", help="The source checkpoint, for eager, if it has moved.")
