@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-MODULE = [sys.executable, "-c", "import sys; from blockexport.cli.main import main; sys.exit(main())"]
+BLOCKEXPORT = str(Path(sys.executable).parent / "blockexport")
 
 
 def run(command: list[str], output: Path) -> tuple[float, float]:
@@ -39,7 +39,7 @@ def commands(checkpoint: Path, output: Path, optimum_python: str | None) -> dict
     source, target = str(checkpoint), str(output)
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
     found = {
-        "blockexport": [*MODULE, "onnx", source, "-o", target, "--no-compare"],
+        "blockexport": [BLOCKEXPORT, "onnx", source, "-o", target, "--no-compare"],
         "genai builder": [*builder, "-i", source, "-o", target, "-p", "fp32", "-e", "cpu"],
     }
     if optimum_python is not None:

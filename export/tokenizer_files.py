@@ -16,7 +16,6 @@ from blockexport.export.sentencepiece_model import read_sentencepiece
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
-from blockexport.models.gguf_checkpoint import GgufCheckpoint
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -49,7 +48,10 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _un
     Raises:
         UsageError: a file that is no JSON, or a GGUF tokenizer of an unknown kind.
     """
-    if isinstance(checkpoint, GgufCheckpoint):
+    if checkpoint.source.kind == "gguf":
+        from blockexport.models.gguf_checkpoint import GgufCheckpoint  # its library is slow to import
+
+        assert isinstance(checkpoint, GgufCheckpoint)
         names = _write_all(rebuild_tokenizer(checkpoint.metadata), folder)
     elif checkpoint.source.kind == "safetensors":
         names = _copy_from(_checkpoint_folder(checkpoint), folder, note)

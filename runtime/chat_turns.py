@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blockexport.models.errors import UsageError
 from blockexport.runtime.chat import Message, render_chat
-from blockexport.runtime.text import BundleTokenizer
+from blockexport.runtime.text import chat_template_of
 
 CHAT_TURNS_FILE = "chat_turns.json"
 _THOUGHT = "</think>"
@@ -72,11 +72,10 @@ def write_chat_turns(folder: Path) -> list[str]:
     """
     if not (folder / "tokenizer.json").is_file():
         return []
-    tokenizer = BundleTokenizer(folder)
-    template = tokenizer.chat_template
+    template, special_tokens = chat_template_of(folder)
     if template is None or "strftime_now" in template:
         return []
-    turns = chat_turns_of(lambda messages: render_chat(template, messages, tokenizer.special_tokens))
+    turns = chat_turns_of(lambda messages: render_chat(template, messages, special_tokens))
     if turns is None:
         return []
     text = json.dumps(asdict(turns), ensure_ascii=False, indent=2) + "\n"

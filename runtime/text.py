@@ -65,8 +65,7 @@ class BundleTokenizer:
         self._bytes = TokenBytes(self._tokenizer, json.loads(source).get("decoder"))
         self._config = _read_json(folder / "tokenizer_config.json")
         self._generation = _read_json(folder / "generation_config.json")
-        self.special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | self._config)
-        self.chat_template = find_template(folder, self._config)
+        self.chat_template, self.special_tokens = chat_template_of(folder)
         self.stop_ids = self._stop_ids(_read_json(folder / "config.json"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -168,6 +167,12 @@ class BundleTokenizer:
                 return frozenset(value if isinstance(value, list) else [value])
         eos = self._id_of("eos_token")
         return frozenset() if eos is None else frozenset([eos])
+
+
+def chat_template_of(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """A bundle's chat template, if it has one, and its special tokens by name, without reading the vocabulary."""
+    config = _read_json(folder / "tokenizer_config.json")
+    return find_template(folder, config), _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
