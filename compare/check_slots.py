@@ -20,8 +20,9 @@ from blockexport.runtime.decoder import Decoder
 
 CALLS = (16, 1, 1, 5, 1)  # tokens per call
 POISON = Mark(1e4, 1e4)  # far above any key or value
-# A score sums head_dim products with q: where it is stored in half, past 65504 the mask would meet an infinity. What
-# multiplies a value is a weight of at most 1.
+# ONNX Runtime on a CPU hides a slot by adding -65504 to its score in a half-precision graph, and torch would meet an
+# infinity where scores are stored in half. No real key makes scores like that: keys of 1e4 do, by summing products
+# with q. What multiplies a value is a weight of at most 1, and 0 where the slot is hidden.
 POISON_FP16 = Mark(32.0, 1e4)
 
 

@@ -65,7 +65,7 @@ class Judgement:
 
 
 def rms_limit(positions: int) -> float:
-    """How many times eager's rms an artifact's may be over that many positions."""
+    """How many times eager's rms an artifact's may be over that many positions of a sequence."""
     return RMS_FACTOR.value if positions >= MANY_POSITIONS else RMS_FACTOR_FEW.value
 
 
@@ -80,7 +80,8 @@ def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Ju
     worst = int(torch.nan_to_num(ratio_P, nan=torch.inf).argmax())
     return Judgement(
         rms_ratio=artifact.rms / floor.rms,
-        rms_limit=rms_limit(len(artifact.positions_P)),
+        # Rows of a batch have the same positions, and no more of them than the longest: each row has a luck of its own.
+        rms_limit=rms_limit(len(artifact.positions_P.unique())),
         max_ratio=float(ratio_P[worst]),
         worst=worst,
         not_finite=artifact.positions_P[~artifact.finite_P].tolist(),

@@ -49,6 +49,13 @@ def test_the_rms_limit_is_a_limit_and_is_wider_for_few_positions(positions: int,
     assert not judge_errors(noisy(1e-5 * limit * 1.03, 2).select(few), floor).passed
 
 
+def test_rows_of_a_batch_are_few_positions_many_times() -> None:
+    rows = [range(30), range(30), range(25)]
+    floor = floor_of([Errors.join([noisy(1e-5, 1).select(row) for row in rows])], torch.float32)
+    found = judge_errors(Errors.join([noisy(1e-5, 2).select(row) for row in rows]), floor)
+    assert found.rms_limit == RMS_FACTOR_FEW.value
+
+
 def test_one_bad_logit_fails_and_is_named() -> None:
     floor = floor_of([noisy(1e-5, 1)], torch.float32)
     good = logits() + 1e-5 * logits(3) / 4
