@@ -22,8 +22,8 @@ RMS_FACTOR = Tolerance(
     1.5,
     "Root mean square over the positions and logits of a stretch, over eager's. 200 good random models of every family "
     "and option, half of them in fp32 (ONNX Runtime), half in fp16 (ONNX Runtime and the replay): 390 stretches of 64 "
-    "positions and more lay between 0.45 and 1.36, in fp32 between 0.78 and 1.21; the average is 1 in fp32, 0.9 and 1.1 "
-    "in fp16, with a spread of 0.1. SmolLM2-135M in fp32: 0.82 to 0.86.",
+    "positions and more lay between 0.45 and 1.36, in fp32 between 0.78 and 1.21; the average is 1 in fp32, 0.9 and "
+    "1.1 in fp16, with a spread of 0.1. SmolLM2-135M in fp32: 0.82 to 0.86.",
 )
 RMS_FACTOR_FEW = Tolerance(
     3.0,

@@ -1,0 +1,136 @@
+"""Checkpoints of every family with every option the loader knows, drawn from a seed and written as files."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from blockexport.models.config import LayerType, ModelConfig, RopeScaling
+from blockexport.models.precision import Precision
+from tests.small_models import add_weights, close_gguf, gguf_writer, small_weights, write_folder
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A model and how it is to be exported."""
+
+    config: ModelConfig
+    in_gguf: bool
+    shards: int
+    precision: Precision
+    slots: int
+    headless: bool
+    last_logits_only: bool
+
+    def __str__(self) -> str:
+        config = self.config
+        rope = "plain" if config.rope_scaling is None else config.rope_scaling.rope_type
+        said = [
+            f"{config.model_type} {self.precision} from {config.dtype}",
+            f"L{config.num_hidden_layers} D{config.hidden_size} F{config.intermediate_size}",
+            f"N{config.num_attention_heads} K{config.num_key_value_heads} H{config.head_dim} V{config.vocab_size}",
+            f"M{self.slots} {rope}",
+        ]
+        flags = {
+            "gguf": self.in_gguf,
+            "tied": config.tie_word_embeddings,
+            "attention biases": config.qkv_bias,
+            "MLP biases": config.mlp_bias,
+            f"window {config.sliding_window}": config.sliding_window is not None,
+            "headless": self.headless,
+            "last logits": self.last_logits_only,
+        }
+        return ", ".join(said + [name for name, there in flags.items() if there])
+
+
+def draw(seed: int) -> Drawn:
+    """Four seeds in a row are of four families, and eight of both precisions of each; the rest is chance."""
+    chance = random.Random(seed)
+    family = FAMILIES[seed % 4]
+    in_gguf = chance.random() < 0.3
+    heads, head_dim = chance.choice((1, 2, 3, 4, 6, 8)), chance.choice((4, 6, 8, 10, 16, 22))
+    layers = chance.randint(1, 4)
+    config = ModelConfig(
+        family,
+        vocab_size=chance.randint(50, 300),
+        hidden_size=chance.randint(13, 90),
+        intermediate_size=chance.randint(17, 150),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=chance.choice([k for k in range(1, heads + 1) if heads % k == 0]),
+        head_dim=head_dim,
+        max_position_embeddings=chance.choice((256, 512)),
+        rms_norm_eps=chance.choice((1e-5, 1e-6)),
+        rope_theta=chance.choice((10_000.0, 100_000.0, 1_000_000.0)),
+        rope_scaling=_scaling(chance, head_dim, in_gguf),
+        qk_norm=family == "qwen3",
+        tie_word_embeddings=chance.random() < 0.4,
+        dtype="float32" if in_gguf else chance.choice(("float32", "float16", "bfloat16")),
+        bos_token_id=1,
+        eos_token_ids=(2,),
+        **_family_options(chance, family, layers, in_gguf),
+    )
+    headless = chance.random() < 0.1
+    return Drawn(
+        config,
+        in_gguf,
+        shards=chance.choice((1, 1, 2)),
+        precision=(Precision.FP32, Precision.FP16)[seed // 4 % 2],
+        slots=chance.randint(*chance.choice(((24, 100), (128, 256)))),  # few positions to a stretch, or many
+        headless=headless,
+        last_logits_only=not headless and chance.random() < 0.1,
+    )
+
+
+def _scaling(chance: random.Random, head_dim: int, in_gguf: bool) -> RopeScaling | None:
+    linear = RopeScaling("linear", factor=chance.choice((2.0, 4.0)))
+    if not in_gguf:
+        return chance.choice((None, linear, RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_position_embeddings=32)))
+    factors = tuple(float(np.float32(chance.uniform(1, 8))) for _ in range(head_dim // 2))
+    return chance.choice((None, linear, RopeScaling("freq_factors", freq_factors=factors)))
+
+
+def _family_options(chance: random.Random, family: str, layers: int, in_gguf: bool) -> dict[str, Any]:
+    """Biases and windows, as far as the family has them and the kind of file can say so."""
+    biased = family == "qwen2" or (family in ("llama", "qwen3") and chance.random() < 0.5)
+    options = {
+        "qkv_bias": biased,
+        "o_bias": biased and family != "qwen2",
+        "mlp_bias": family == "llama" and chance.random() < 0.4,
+    }
+    # In a GGUF file a window is what makes a Mistral of a Llama, and that a Qwen model has one cannot be said.
+    if family == "llama" or (in_gguf and family != "mistral"):
+        return options
+    kinds: tuple[LayerType, ...] = ("full_attention", "sliding_attention")
+    types = tuple(chance.choice(kinds[family == "mistral" :]) for _ in range(layers))
+    if "sliding_attention" not in types or (not in_gguf and chance.random() < 0.3):
+        return options
+    return {**options, "sliding_window": chance.randint(2, 30), "layer_types": types}
+
+
+def write(drawn: Drawn, seed: int, folder: Path) -> Path:
+    """The checkpoint as files; gives the path that `open_checkpoint` takes."""
+    config = drawn.config
+    weights = small_weights(config, seed)
+    if not drawn.in_gguf:
+        return write_folder(folder, config, weights, shards=drawn.shards)
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = gguf_writer(folder / "model.gguf", config)
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.rope_type == "freq_factors":
+        writer.add_tensor("rope_freqs.weight", np.array(scaling.freq_factors, np.float32))
+    elif scaling is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling.factor)
+    if config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+    add_weights(writer, config, weights)
+    close_gguf(writer)
+    return folder / "model.gguf"

@@ -1,0 +1,103 @@
+"""No false alarms: sound files of random models, of every family and option, pass every check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blockexport.compare.bundle import bundle_options
+from blockexport.compare.check import Verdict
+from blockexport.compare.judge import judge
+from blockexport.compare.report import Report
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.precision import Precision
+from blockexport.models.sources import open_checkpoint
+from blockexport.runtime.open import open_decoder
+from tests.any_model import FAMILIES, Drawn, draw, write
+from tests.compare.memory_checkpoint import MemoryCheckpoint
+from tests.conftest import TABLE
+from tests.exported import export
+
+MODELS = 200
+FEW = 20  # of them in `make test`
+
+Record = Callable[[str, str], None]
+
+
+def seeds() -> list[object]:
+    later = [pytest.param(seed, marks=pytest.mark.full) for seed in range(FEW, MODELS)]
+    return [*range(FEW), *later]
+
+
+def backends(drawn: Drawn) -> tuple[str, ...]:
+    """A file in fp16 in the arithmetic of its target as well, which ONNX Runtime does not have on a CPU."""
+    return ("onnxruntime",) if drawn.precision is Precision.FP32 else ("onnxruntime", "replay")
+
+
+def judged(drawn: Drawn, seed: int, folder: Path) -> dict[str, Report]:
+    """Write the checkpoint, read it, export it and let the file be judged on each backend."""
+    checkpoint: Checkpoint = open_checkpoint(str(write(drawn, seed, folder / "source")))
+    assert checkpoint.config == drawn.config
+    if drawn.in_gguf:  # its made-up tokens are no tokenizer, without which a GGUF file is not exported
+        checkpoint = MemoryCheckpoint(checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.entries})
+    ends = {"headless": drawn.headless, "last_logits_only": drawn.last_logits_only}
+    export(checkpoint, folder / "bundle", drawn.precision, drawn.slots, **ends)
+    reports = {}
+    for backend in backends(drawn):
+        decoder = open_decoder(folder / "bundle", backend, threads=1)
+        reports[backend] = judge(decoder, checkpoint, bundle_options(folder / "bundle", backend))
+    return reports
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_a_sound_file_passes(seed: int, tmp_path: Path, record_property: Record) -> None:
+    drawn = draw(seed)
+    for backend, report in judged(drawn, seed, tmp_path).items():
+        record_property(TABLE, _row(seed, backend, drawn, report))
+        alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is not Verdict.PASS]
+        assert not alarms, f"{drawn} in {backend}: {alarms}"
+        assert len(report.checks) + len(report.skipped) == 14 and len(report.checks) >= 12
+
+
+def _row(seed: int, backend: str, drawn: Drawn, report: Report) -> str:
+    """The largest of the checks' ratios, and what the model is."""
+    ratios = {
+        kind: max(float(r.figures.get(f"{kind}_ratio", -math.inf)) for r in report.checks) for kind in ("rms", "max")
+    }
+    return f"{seed:3} {backend:11} rms {ratios['rms']:4.2f} largest {ratios['max']:4.2f}  {drawn}"
+
+
+def test_the_models_have_every_option() -> None:
+    drawn = [draw(seed) for seed in range(MODELS)]
+    for family in FAMILIES:
+        mine = [one for one in drawn if one.config.model_type == family]
+        for precision in (Precision.FP32, Precision.FP16):
+            assert sum(one.precision is precision for one in mine) == MODELS // 8
+        ropes = {one.config.rope_scaling.rope_type if one.config.rope_scaling else "plain" for one in mine}
+        assert ropes == {"plain", "linear", "llama3", "freq_factors"}
+        assert {one.config.dtype for one in mine} == {"float32", "float16", "bfloat16"}
+        for flags in (
+            {one.in_gguf for one in mine},
+            {one.config.tie_word_embeddings for one in mine},
+            {one.headless for one in mine},
+            {one.last_logits_only for one in mine},
+            {one.shards > 1 for one in mine},
+            {one.config.num_key_value_heads == 1 < one.config.num_attention_heads for one in mine},
+            {one.config.num_key_value_heads == one.config.num_attention_heads > 1 for one in mine},
+            {1 < one.config.num_key_value_heads < one.config.num_attention_heads for one in mine},
+            {one.config.hidden_size % 2 for one in mine},
+        ):
+            assert len(flags) == 2
+        windows = {frozenset(one.config.layer_types) for one in mine}
+        assert (frozenset(("full_attention", "sliding_attention")) in windows) is family.startswith("qwen")
+        assert (frozenset(("sliding_attention",)) in windows) is (family != "llama")
+        assert {one.config.qkv_bias for one in mine} == {
+            "llama": {False, True},
+            "mistral": {False},
+            "qwen2": {True},
+            "qwen3": {False, True},
+        }[family]
+    assert {one.config.mlp_bias for one in drawn} == {False, True}
