@@ -86,7 +86,7 @@ def test_a_wrong_theta_is_named(made: Path, tmp_path: Path, capsys: pytest.Captu
     assert compare(made / "growing.onnx", made / "theta", "--check", "prefill", "--report", tmp_path / "r") == 1
     out = capsys.readouterr().out
     assert out.startswith("FAIL") and "wrong theta" in " ".join(out.split())
-    assert "not located: only graphs" in " ".join(out.split())
+    assert "Not located: only graphs" in " ".join(out.split())
 
 
 def _mask_dropped(model: onnx.ModelProto) -> None:
