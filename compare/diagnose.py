@@ -147,11 +147,11 @@ class _Trial:
         outputs = self._path(torch.float32).run(self.cases, self.evidence.positions, self.progress)
         artifact, noise = self.evidence.outputs_PV, _rms(clean, exact)
         error = _rms(artifact, exact)
-        distances = [_rms(artifact, out) for out in outputs]
+        left = [_left(case, artifact, out, exact) for case, out in zip(self.cases, outputs, strict=True)]
         effects = [_rms(out, exact) for out in outputs]
         small = {c.defect.name for c, effect in zip(self.cases, effects, strict=True) if effect <= noise}
-        order = sorted(range(len(self.cases)), key=lambda i: distances[i])
-        close = [i for i in order if distances[i] <= EXPLAINED.value * error][:CANDIDATES]
+        order = sorted(range(len(self.cases)), key=lambda i: left[i])
+        close = [i for i in order if left[i] <= EXPLAINED.value][:CANDIDATES]
         judged = self._judge([self.cases[i] for i in close], [effects[i] for i in close])
         named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor]
         named = self._dropout() + sorted(_broadest(named), key=lambda finding: finding.rms)
@@ -235,6 +235,24 @@ def _broadest(findings: Sequence[Finding]) -> list[Finding]:
         best = min(finding.rms for finding in same)
         kept.append(min((f for f in same if f.rms <= RMS_FACTOR.value * best), key=lambda finding: len(finding.scope)))
     return kept
+
+
+def _left(case: Case, artifact: torch.Tensor, output: torch.Tensor, exact: torch.Tensor) -> float:
+    """The share of the artifact's error that a defect leaves; infinite where it leaves NaN.
+
+    Where it rounds, what falls over an edge at some positions, in the artifact or in eager, must not hide that it
+    explains all others: there the median over the positions may speak for it.
+    """
+    shares = [_share(_rms(artifact, output), _rms(artifact, exact))]
+    if case.defect.coarse:
+        medians = [(artifact.double() - other.double()).square().mean(-1).sqrt().median() for other in (output, exact)]
+        shares.append(_share(*map(float, medians)))
+    return min(shares)
+
+
+def _share(part: float, whole: float) -> float:
+    share = part / whole if whole > 0 else float("inf")
+    return share if share == share else float("inf")
 
 
 def _rms(left: torch.Tensor, right: torch.Tensor) -> float:

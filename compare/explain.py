@@ -11,7 +11,7 @@ from blockexport.compare.evidence import Evidence, gather
 from blockexport.compare.locate import Search, locate
 from blockexport.compare.noise import judge_errors
 from blockexport.compare.tolerances import MAX_FACTOR
-from blockexport.models.errors import NotJudgedError
+from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay_graph import ReplayGraph
 
 CALLS_AFTER = 4  # calls behind the first wrong one that are looked at as well
@@ -58,7 +58,10 @@ def explain(
         None where they do and `always` is not set: what failed then is another way of calling the artifact, or
         something about its file, and there is nothing to find along the judged sequence.
     """
-    differs = _differs(context)
+    try:
+        differs = _differs(context)
+    except ArtifactError as error:
+        return Explanation(None, None, f"not located: {error}")
     if not differs and not always:
         return None
     evidence = _evidence(context) if differs else _sound_evidence(context)

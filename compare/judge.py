@@ -20,7 +20,7 @@ from blockexport.compare.report import Report
 from blockexport.compare.tokens import Encode, Tokens, choose_tokens
 from blockexport.export.golden import GoldenVectors
 from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.errors import NotJudgedError
+from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.models.load import load_model
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
@@ -137,7 +137,10 @@ def _run(
         if reason is not None:
             skipped.append((entry.name, reason))
             continue
-        results.append(entry.function(context))
+        try:
+            results.append(entry.function(context))
+        except ArtifactError as error:
+            results.append(CheckResult(entry.name, Verdict.FAIL, str(error)))
     failed = any(result.verdict is Verdict.FAIL for result in results)
     plan = context.plan
     described = {

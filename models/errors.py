@@ -20,3 +20,8 @@ class NotJudgedError(BlockexportError):
     """The question could not be answered on this machine: no GPU, no source, no kernel (exit code 3)."""
 
     exit_code = 3
+
+
+class ArtifactError(BlockexportError):
+    """An artifact loads, and a node of its graph fails while it runs: the artifact's fault. `compare` calls it a failed
+    check."""

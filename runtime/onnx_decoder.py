@@ -16,7 +16,7 @@ from blockexport.export.manifest import ONNX_FILE, Manifest
 from blockexport.export.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
 from blockexport.models.cache import empty_cache
-from blockexport.models.errors import UsageError
+from blockexport.models.errors import ArtifactError, UsageError
 from blockexport.runtime.decoder import Decoder
 
 # ONNX element types (onnx.TensorProto.DataType), which is how a binding names types that NumPy lacks.
@@ -82,7 +82,10 @@ class OnnxDecoder(Decoder):
         self._bind(self._binding.bind_input, self._input, given)
         self._bind(self._binding.bind_input, io_names.POSITION_IDS, positions)
         self._bind(self._binding.bind_output, self._output, output)
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            raise failed_node(error) from error
         return output
 
     @staticmethod
@@ -110,3 +113,12 @@ def _session(
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no public base class
         raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {error}") from error
+
+
+def failed_node(error: Exception) -> Exception:
+    """What ONNX Runtime says about a node of the graph, as an ArtifactError; anything else, such as inputs that are not
+    the graph's or a lack of memory, as it is."""
+    said = str(error)
+    if "while running" not in said or "allocat" in said.lower():
+        return error
+    return ArtifactError(f"ONNX Runtime {ort.__version__} fails in the graph: {said.partition('while running ')[2]}")

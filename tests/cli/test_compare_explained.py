@@ -12,12 +12,13 @@ import pytest
 from blockexport.cli.main import main
 from blockexport.compare.report_rows import full_sentence
 from blockexport.models.config import ModelConfig
+from blockexport.models.errors import ArtifactError
 from blockexport.models.sources import open_checkpoint
-from blockexport.runtime.onnx_decoder import OnnxDecoder
+from blockexport.runtime.onnx_decoder import OnnxDecoder, failed_node
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
 from tests.zoo_bench import Bench
-from tests.zoo_edits import gelu
+from tests.zoo_edits import decode_position, gelu
 
 CONFIG = small_config("qwen3")
 
@@ -113,6 +114,42 @@ def test_locate_needs_a_graph(sound: Path, backend: str, capsys: pytest.CaptureF
 def test_locate_of_a_foreign_file_is_refused(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("--onnx", sound / "model.onnx", "--model", sound, "--locate") == 2
     assert "judged by its outputs alone" in capsys.readouterr().err
+
+
+def test_a_graph_that_fails_in_some_calls_is_bad_and_explained(sound: Path, tmp_path: Path) -> None:
+    """One position too low in decode: a first call of one token asks for the angle of position -1."""
+    assert compare(spoil(sound, CONFIG, "behind", decode_position(-1)), "--report", tmp_path) == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    said = {check["name"]: check["message"] for check in report["checks"] if check["verdict"] == "fail"}
+    assert "fails in the graph: RotaryEmbedding node" in said["chunked"] and "rms error" in said["decode"]
+    assert report["explanation"]["causes"][0]["name"] == "position_behind"
+
+
+def test_a_graph_that_fails_in_every_call_is_bad(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def before_the_table(bench: Bench) -> None:
+        positions = bench.add("Sub", "position_ids", bench.constant([1]))
+        for node in bench.nodes("RotaryEmbedding"):
+            node.replace_input_with(3, positions)
+
+    never = spoil(sound, CONFIG, "never", before_the_table)
+    assert compare(never, "--report", tmp_path) == 1
+    assert "Not located: ONNX Runtime" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    failed = {check["name"] for check in report["checks"] if check["verdict"] == "fail"}
+    assert failed >= {"prefill", "decode", "batch", "greedy"} and report["positions"] == {}
+
+
+def test_only_a_node_of_the_graph_is_the_artifacts_fault() -> None:
+    node = RuntimeError("Non-zero status code returned while running Gather node. Name:'g' Status Message: indices")
+    found = failed_node(node)
+    assert isinstance(found, ArtifactError) and str(found).endswith(
+        "fails in the graph: Gather node. Name:'g' Status Message: indices"
+    )
+    memory = RuntimeError("Non-zero status code returned while running MatMul node. Failed to allocate memory")
+    ours = RuntimeError("Invalid input name: position_idss")
+    assert failed_node(memory) is memory and failed_node(ours) is ours
 
 
 @pytest.mark.parametrize(
