@@ -117,6 +117,9 @@ void run(const Arguments& arguments) {
   const blockexport::BundleText text(decoder->manifest());
   blockexport::Sampler sampler(sampling_options(arguments, text.sampling()));
   const bool as_chat = text.has_chat() && !arguments.raw;
+  if (!text.has_chat() && !arguments.raw && !arguments.quiet) {
+    std::cerr << "note: the bundle has no chat_turns.json, so the prompt is sent as it is\n";
+  }
   if (arguments.has_prompt) {
     const auto prompt = as_chat ? text.chat({{"user", arguments.prompt}}) : text.prompt(arguments.prompt);
     answer(*decoder, text, sampler, prompt, arguments, as_chat);
