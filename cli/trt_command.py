@@ -255,17 +255,23 @@ def _build(
     timing_cache: Path | None,
     quiet: bool,
 ) -> tuple[str, Manifest]:
+    from blockexport.export.disk import disk_errors
     from blockexport.export.manifest import read_manifest
     from blockexport.export.trt_build import build_engine
-    from blockexport.export.trt_engine import check_sources, write_engine
+    from blockexport.export.trt_engine import check_sources, engine_entry, engine_name, place_engine, staged_engine
 
     manifest = read_manifest(folder)
     _check_precision(folder, manifest, precision)
     profiles = _profiles(manifest, *most)
     check_sources(folder, manifest)
-    with console.progress_bar(quiet=quiet) as progress:
-        built = build_engine(adapter, folder, manifest, targets, profiles, options, progress)
-    name, manifest = write_engine(folder, manifest, adapter, targets, profiles, options, built)
+    name = engine_name(adapter.name, targets, manifest.precision)
+    with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:
+        with console.progress_bar(quiet=quiet) as progress:
+            built = build_engine(adapter, folder, manifest, targets, profiles, options, progress)
+        with disk_errors(folder), partial.open("wb") as file:
+            file.write(built.engine)
+        entry = engine_entry(manifest, adapter, targets, profiles, options, built.audit.to_json())
+        manifest = place_engine(folder, partial, name, entry, manifest)
     if timing_cache is not None and built.timing_cache is not None:
         partial = timing_cache.with_name(f".{timing_cache.name}.partial")
         partial.write_bytes(built.timing_cache)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from blockexport.export.manifest import MANIFEST, FileEntry, Manifest, read_manifest, sha256_of, write_manifest
+from blockexport.export.manifest import MANIFEST, FileEntry, Manifest, sha256_of, update_manifest, write_manifest
 from blockexport.models.errors import UsageError
 
 
@@ -80,11 +80,13 @@ def file_entries(folder: Path, names: Iterable[str], made_from: dict[str, str] |
 
 def add_files(folder: Path, names: Iterable[str], made_from: Iterable[str]) -> Manifest:
     """Enter files written into a sealed bundle into its manifest; `made_from` names the files they derive from."""
-    manifest = read_manifest(folder)
-    sources = {name: manifest.files[name].sha256 for name in made_from}
-    manifest = replace(manifest, files={**manifest.files, **file_entries(folder, names, sources)})
-    write_manifest(folder, manifest)
-    return manifest
+    made, origin = tuple(names), tuple(made_from)
+
+    def enter(manifest: Manifest) -> Manifest:
+        sources = {name: manifest.files[name].sha256 for name in origin}
+        return replace(manifest, files={**manifest.files, **file_entries(folder, made, sources)})
+
+    return update_manifest(folder, enter)
 
 
 def _make_parents(parent: Path) -> list[Path]:

@@ -11,11 +11,13 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blockexport.export.disk import disk_errors
+from blockexport.export.partial import locked, partial_path
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
@@ -101,10 +103,41 @@ def combined_digest(digests: Iterable[str]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace a bundle's manifest atomically."""
-    partial = folder / f".{MANIFEST}.partial"
-    partial.write_text(json.dumps(manifest.to_json(), indent=2, sort_keys=True) + "\n")
-    os.replace(partial, folder / MANIFEST)
+    """Write or replace a bundle's manifest atomically. Changing that of a sealed bundle is `update_manifest`'s."""
+    partial = write_beside_manifest(folder, manifest)
+    try:
+        os.replace(partial, folder / MANIFEST)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_beside_manifest(folder: Path, manifest: Manifest) -> Path:
+    """A file that only has to be renamed to become the bundle's manifest.
+
+    Raises:
+        UsageError: the disk is full or cannot be written; no file is left then.
+    """
+    partial = partial_path(folder / MANIFEST)
+    try:
+        with disk_errors(folder):
+            text = json.dumps(manifest.to_json(), indent=2, sort_keys=True) + "\n"
+            partial.write_text(text, encoding="utf-8")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def update_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Replace a sealed bundle's manifest by `change` of it; what other processes enter at the same time stays.
+
+    Returns the new manifest.
+    """
+    with locked(folder):
+        manifest = change(read_manifest(folder))
+        write_manifest(folder, manifest)
+    return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:

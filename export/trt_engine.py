@@ -7,20 +7,31 @@ file (sha256, and the hashes of the graph and weights it was made from) and desc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blockexport.export.bundle import file_entries
-from blockexport.export.manifest import ONNX_FILE, Manifest, Port, sha256_of, write_manifest
+from blockexport.export.disk import check_free_space
+from blockexport.export.manifest import (
+    MANIFEST,
+    ONNX_FILE,
+    FileEntry,
+    Manifest,
+    Port,
+    read_manifest,
+    sha256_of,
+    write_beside_manifest,
+)
+from blockexport.export.partial import locked, partial_path, remove_abandoned, signals_deferred
 from blockexport.export.trt_adapter import Adapter, BuildOptions
-from blockexport.export.trt_build import Built
 from blockexport.export.trt_network import Profile
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 
 ENGINES = "engines"
+ROOM = 1.1  # an engine with weights to its weights, at least; small models have more overhead
 
 
 @dataclass(frozen=True)
@@ -60,8 +71,13 @@ class EngineEntry:
 
 def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
     """Where an engine lies in its bundle."""
-    generations = "-".join(f"sm{target.replace('.', '')}" for target in targets)
+    generations = "-".join(f"sm{target.replace('.', '')}" for target in _ascending(targets))
     return f"{ENGINES}/{backend}-{generations}-{precision.value}.engine"
+
+
+def _ascending(targets: Iterable[str]) -> tuple[str, ...]:
+    """Compute capabilities in the order of their numbers, so that the order they were asked in makes no difference."""
+    return tuple(sorted(targets, key=lambda target: tuple(map(int, target.split(".")))))
 
 
 def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
@@ -76,13 +92,37 @@ def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
         raise UsageError(f"the manifest's list of engines is damaged ({error!r}): build the engine again") from error
 
 
+def engine_entry(
+    manifest: Manifest,
+    adapter: Adapter,
+    targets: Iterable[str],
+    profiles: Sequence[Profile],
+    options: BuildOptions,
+    audit: dict[str, Any],
+) -> EngineEntry:
+    """What the manifest is to say of an engine that was built from the bundle of `manifest`."""
+    return EngineEntry(
+        backend=adapter.name,
+        version=adapter.version,
+        compute_capabilities=_ascending(targets),
+        precision=manifest.precision,
+        profiles=tuple(profiles),
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        weights_digest=manifest.weights_digest,
+        options=options.to_json(),
+        audit=audit,
+        rebuild=adapter.rebuild_note,
+    )
+
+
 def check_sources(folder: Path, manifest: Manifest) -> None:
     """Refuse to build from a graph or weights that are not those of the manifest.
 
     Raises:
         UsageError: a file is missing or has changed.
     """
-    for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from):
+    for name in sources_of(folder, manifest):
         path, entry = folder / name, manifest.files[name]
         if not path.is_file() or path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
             raise UsageError(
@@ -91,55 +131,116 @@ def check_sources(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def write_engine(
-    folder: Path,
-    manifest: Manifest,
-    adapter: Adapter,
-    targets: Sequence[str],
-    profiles: Sequence[Profile],
-    options: BuildOptions,
-    built: Built,
-) -> tuple[str, Manifest]:
-    """Put an engine into a bundle and its entry into the manifest, each in one step; an older one is replaced.
+def sources_of(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """The graph and the files of its weights, each with its sha256.
 
-    Returns the engine's name in the bundle and the new manifest.
+    Raises:
+        UsageError: the manifest lacks one of them.
     """
-    name = engine_name(adapter.name, targets, manifest.precision)
-    _write_file(folder / name, built.engine)
-    entry = EngineEntry(
-        backend=adapter.name,
-        version=adapter.version,
-        compute_capabilities=tuple(targets),
-        precision=manifest.precision,
-        profiles=tuple(profiles),
-        inputs=manifest.inputs,
-        outputs=manifest.outputs,
-        weights_digest=manifest.weights_digest,
-        options=options.to_json(),
-        audit=built.audit.to_json(),
-        rebuild=adapter.rebuild_note,
-    )
-    sources = (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)
-    made_from = {source: manifest.files[source].sha256 for source in sources}
-    updated = replace(
-        manifest,
-        files={**manifest.files, **file_entries(folder, [name], made_from)},
-        engines={**manifest.engines, name: entry.to_json()},
-    )
-    write_manifest(folder, updated)
-    return name, updated
+    graph = manifest.files.get(ONNX_FILE)
+    names = (ONNX_FILE, *(() if graph is None else graph.made_from))
+    for name in names:
+        if name not in manifest.files:
+            raise UsageError(
+                f"{folder / MANIFEST} does not list {name}, which an engine is built from: export the bundle again"
+            )
+    return {name: manifest.files[name].sha256 for name in names}
 
 
-def _write_file(path: Path, content: Any) -> None:
-    created = not path.parent.exists()
-    path.parent.mkdir(exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+@contextmanager
+def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bool = False) -> Iterator[Path]:
+    """An empty file beside the place of the engine `name`, to write it into and to hand to `place_engine`.
+
+    Whatever was not placed when the block is left is removed, and so is a folder of engines that holds none.
+
+    Args:
+        folder: the bundle.
+        manifest: the bundle's.
+        name: the engine's, from `engine_name`.
+        weightless: the engine is to have no weights, and hence needs little room.
+
+    Raises:
+        UsageError: something is in the way, or the disk has no room for the engine.
+    """
+    path = folder / name
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder and the engine is to lie there: remove it")
+    if not weightless:
+        weights = sum(manifest.files[source].bytes for source in sources_of(folder, manifest))
+        check_free_space(folder, int(weights * ROOM))
+    partial = partial_path(path)
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-        os.replace(partial, path)
-    except BaseException:
+        _create(partial)
+        remove_abandoned(path.parent)
+        remove_abandoned(folder)
+        yield partial
+    finally:
         partial.unlink(missing_ok=True)
-        if created:
-            path.parent.rmdir()
-        raise
+        with suppress(OSError):
+            path.parent.rmdir()  # leaves a folder that holds anything
+
+
+def _create(partial: Path) -> None:
+    """An empty file, and its folder; another process that failed may be removing the folder at this moment."""
+    while True:
+        try:
+            partial.parent.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise UsageError(f"{partial.parent} is no folder and engines are to lie there: remove it") from error
+        with suppress(FileNotFoundError):
+            return partial.touch(exist_ok=False)
+
+
+def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, built_from: Manifest) -> Manifest:
+    """Put a finished engine into its place and its entry into the manifest; an older one is replaced.
+
+    Other processes may have changed the manifest while the engine was built: what they entered stays.
+
+    Args:
+        folder: the bundle.
+        partial: the engine, where `staged_engine` said.
+        name: the engine's, from `engine_name`.
+        entry: from `engine_entry`.
+        built_from: the manifest that the build began with.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        UsageError: the bundle has another graph or other weights by now, or the disk is full. The bundle is as before.
+    """
+    sources = sources_of(folder, built_from)
+    file = FileEntry(sha256_of(partial), partial.stat().st_size, sources)
+    with locked(folder):
+        manifest = read_manifest(folder)
+        if sources_of(folder, manifest) != sources:
+            raise UsageError(
+                f"{folder} was exported again while the engine was built, which is therefore of the older graph or "
+                "weights and was not added: build it again"
+            )
+        updated = replace(
+            manifest,
+            files={**manifest.files, name: file},
+            engines={**manifest.engines, name: entry.to_json()},
+        )
+        _rename_together(partial, folder / name, write_beside_manifest(folder, updated), folder / MANIFEST)
+    return updated
+
+
+def _rename_together(new_engine: Path, engine: Path, new_manifest: Path, manifest: Path) -> None:
+    """Both or neither; a process killed between the renames leaves an engine that every reader calls missing."""
+    older = partial_path(engine)
+    with signals_deferred():
+        try:
+            if engine.exists():
+                os.rename(engine, older)
+            os.rename(new_engine, engine)
+            os.replace(new_manifest, manifest)
+        except BaseException:
+            if older.exists():
+                os.replace(older, engine)
+            elif not new_engine.exists():
+                engine.unlink()
+            new_manifest.unlink(missing_ok=True)
+            raise
+        older.unlink(missing_ok=True)

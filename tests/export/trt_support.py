@@ -9,8 +9,12 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from blockexport.export.manifest import Manifest
 from blockexport.export.native_output import captured_stderr
 from blockexport.export.trt_adapter import TENSORRT_RTX, Adapter, BuildOptions, load_backend
+from blockexport.export.trt_build import build_engine
+from blockexport.export.trt_engine import engine_entry, engine_name, place_engine, staged_engine
+from blockexport.export.trt_network import Profile
 from blockexport.models.errors import NotJudgedError
 from tests.support import absent
 
@@ -50,6 +54,23 @@ def build_unchecked(path: Path) -> tuple[bytes | None, str]:
         config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)
     return (None if engine is None else bytes(engine)), adapter.log.drain()
+
+
+def add_engine(
+    folder: Path,
+    manifest: Manifest,
+    adapter: Adapter,
+    targets: Sequence[str],
+    profiles: Sequence[Profile],
+    **options: Any,
+) -> tuple[str, Manifest]:
+    """Build an engine with `profiles` into a bundle; its name and the bundle's new manifest."""
+    chosen, name = BuildOptions(**options), engine_name(adapter.name, targets, manifest.precision)
+    with staged_engine(folder, manifest, name) as partial:
+        built = build_engine(adapter, folder, manifest, targets, profiles, chosen)
+        partial.write_bytes(built.engine)
+        entry = engine_entry(manifest, adapter, targets, profiles, chosen, built.audit.to_json())
+        return name, place_engine(folder, partial, name, entry, manifest)
 
 
 def write_cache(past: str, update: str, present: str, **changes: Any) -> onnx.NodeProto:

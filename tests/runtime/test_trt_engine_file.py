@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from blockexport.export.manifest import Manifest, read_manifest, write_manifest
-from blockexport.export.trt_adapter import BuildOptions
-from blockexport.export.trt_build import build_engine
-from blockexport.export.trt_engine import check_sources, engine_name, engines_of, write_engine
+from blockexport.export.trt_engine import check_sources, engines_of
 from blockexport.export.trt_network import make_profiles
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.trt_engine_file import check_engine, choose_engine, serves
-from tests.export.trt_support import rtx
+from tests.export.trt_support import add_engine, rtx
 from tests.exported import export, random_model
 
 NAME = "engines/tensorrt-rtx-sm89-sm120-fp16.engine"
@@ -30,10 +28,8 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built") / "bundle"
     model = random_model(num_hidden_layers=1, layer_types=(), sliding_window=None, head_dim=64)
     manifest = export(model, folder, Precision.FP16)
-    adapter, profiles, options = rtx(), make_profiles(2, 8), BuildOptions()
-    targets = adapter.targets(["8.9", "12.0"])
-    built = build_engine(adapter, folder, manifest, targets, profiles, options)
-    name, _ = write_engine(folder, manifest, adapter, targets, profiles, options, built)
+    adapter = rtx()
+    name, _ = add_engine(folder, manifest, adapter, adapter.targets(["12.0", "8.9"]), make_profiles(2, 8))
     assert name == NAME
     return folder
 
@@ -139,17 +135,3 @@ def test_a_changed_source_is_not_built_from(bundle: tuple[Path, Manifest]) -> No
     (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(UsageError, match=r"model\.safetensors is missing or not the file that the manifest lists"):
         check_sources(folder, manifest)
-
-
-def test_a_failed_write_leaves_nothing(bundle: tuple[Path, Manifest]) -> None:
-    folder, manifest = bundle
-    (folder / NAME).unlink()
-    (folder / "engines").rmdir()
-    adapter = rtx()
-    built = build_engine(adapter, folder, manifest, ("8.9",), make_profiles(2, 8), BuildOptions())
-    broken = replace(built, engine="not a buffer")
-    with pytest.raises(TypeError):
-        write_engine(folder, manifest, adapter, ("8.9",), make_profiles(2, 8), BuildOptions(), broken)
-    assert not (folder / "engines").exists()
-    assert read_manifest(folder) == manifest
-    assert engine_name("tensorrt", ("9.0",), Precision.BF16) == "engines/tensorrt-sm90-bf16.engine"

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from blockexport.export.manifest import Manifest, read_manifest
-from blockexport.export.trt_adapter import BACKENDS, Adapter, BuildOptions, load_backend
-from blockexport.export.trt_build import build_engine
-from blockexport.export.trt_engine import write_engine
+from blockexport.export.trt_adapter import BACKENDS, Adapter, load_backend
 from blockexport.export.trt_network import make_profiles
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.errors import BlockexportError, UsageError
@@ -25,6 +23,7 @@ from blockexport.models.sources import open_checkpoint
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.trt_decoder import TensorRtDecoder
+from tests.export.trt_support import add_engine
 from tests.exported import export, random_model
 from tests.support import absent, shared_path, smollm2_gguf
 
@@ -54,10 +53,7 @@ def make_bundle(
 ) -> Manifest:
     """A bundle with an engine for this GPU."""
     manifest = export(checkpoint, folder, precision, slots)
-    chosen, profiles = BuildOptions(**options), make_profiles(ROWS, PREFILL)
-    targets = adapter.targets(())
-    built = build_engine(adapter, folder, manifest, targets, profiles, chosen)
-    return write_engine(folder, manifest, adapter, targets, profiles, chosen, built)[1]
+    return add_engine(folder, manifest, adapter, adapter.targets(()), make_profiles(ROWS, PREFILL), **options)[1]
 
 
 def whole_run(decoder: Decoder, ids: torch.Tensor, prompt: int) -> torch.Tensor:
