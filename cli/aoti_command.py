@@ -101,7 +101,7 @@ def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoin
     from blockexport.runtime.aoti_decoder import AotiDecoder
 
     decoder = AotiDecoder(bundle, manifest, package_folder=folder)
-    return judge(decoder, checkpoint, bundle_options(bundle, "aoti"), progress)
+    return judge(decoder, checkpoint, bundle_options(bundle, "aoti", package_folder=folder), progress)
 
 
 def _refuse(report: Report) -> int:

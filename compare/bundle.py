@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.compare.artifact_weights import artifact_weights
-from blockexport.compare.context import CheckContext, Shapes
+from blockexport.compare.context import CheckContext
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.tokens import Encode
 from blockexport.export.manifest import ONNX_FILE
@@ -31,9 +31,12 @@ def bundle_options(
     text: str | None = None,
     token_ids: Sequence[int] | None = None,
     locate: bool = False,
+    package_folder: Path | None = None,
 ) -> JudgeOptions:
-    """The options to judge the bundle in `folder` on `backend` with; see `JudgeOptions` for the others."""
-    weights: Shapes | None = artifact_weights(folder, backend)
+    """The options to judge the bundle in `folder` on `backend` with; see `JudgeOptions` for the others.
+
+    `package_folder` is where an AOTInductor package lies that is still to be judged, and not yet in the bundle.
+    """
     return JudgeOptions(
         backend=backend,
         checks=checks,
@@ -41,7 +44,7 @@ def bundle_options(
         encode=_encoder(folder),
         text=text,
         token_ids=token_ids,
-        weights=None if weights is None else lambda: weights,
+        weights=artifact_weights(package_folder or folder, backend),
         graph=(lambda: _graph(folder)) if backend in ONNX_BACKENDS else None,
         explain=lambda context: _explain(folder, backend, context, locate),
         locate=locate,

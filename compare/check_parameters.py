@@ -1,13 +1,18 @@
-"""The artifact's weights, counted."""
+"""The artifact's weights: counted against the architecture, and held against the checkpoint's bit for bit."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
+from blockexport.compare.artifact_weights import ArtifactWeights
 from blockexport.compare.check import CheckResult, Verdict, check
 from blockexport.compare.context import CheckContext
+from blockexport.compare.weight_difference import describe_difference, same_values
 from blockexport.models.arithmetic import count_parameters
 from blockexport.models.tensor_names import expected_tensors
+
+DESCRIBED = 3  # tensors whose difference is described; finding whose values one holds reads many others
 
 
 def _no_file(context: CheckContext) -> str | None:
@@ -16,27 +21,27 @@ def _no_file(context: CheckContext) -> str | None:
     return "this backend runs no file of the bundle" if context.weights is None else None
 
 
-@check("parameters", "the file's weights against the architecture's arithmetic", order=60, inapplicable=_no_file)
+@check("parameters", "the file's weights: their number, shapes and values", order=60, inapplicable=_no_file)
 def parameters(context: CheckContext) -> CheckResult:
-    """Every weight the architecture has is in the file once, in its shape, and nothing else is."""
+    """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
     assert context.weights is not None
-    found = dict(context.weights())
+    weights = context.weights()
     wanted = expected_tensors(context.config, headless=context.decoder.headless)
-    expected = _expected_count(context)
-    count = sum(prod(shape) for shape in found.values())
-    complaints = []
+    count, expected = sum(prod(shape) for shape in weights.shapes.values()), _expected_count(context)
+    complaints = _wrong_shapes(weights.shapes, wanted)
     if count != expected:
-        complaints.append(f"{count:,} parameters in the file, {expected:,} by the arithmetic")
-    complaints += [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    complaints += [f"{name} is no weight of this model" for name in sorted(found.keys() - wanted.keys())]
-    complaints += [
-        f"{name} is {list(found[name])} and not {list(wanted[name])}"
-        for name in sorted(wanted.keys() & found.keys())
-        if tuple(found[name]) != tuple(wanted[name])
-    ]
-    message = "; ".join(complaints) or f"{count:,} parameters, as the arithmetic says"
-    figures = {"found": count, "expected": expected}
-    return CheckResult("parameters", Verdict.FAIL if complaints else Verdict.PASS, message, figures)
+        complaints.insert(0, f"{count:,} parameters in the file, {expected:,} by the arithmetic")
+    figures: dict[str, object] = {"found": count, "expected": expected}
+    message = f"{count:,} parameters, as the arithmetic says"
+    if weights.read is None:
+        message += "; this file does not show their values, which were not compared"
+    else:
+        differing, said = _wrong_values(context, weights, wanted)
+        complaints += said
+        figures["differing"] = differing
+        message += ", every value the checkpoint's to the bit"
+    verdict = Verdict.FAIL if complaints else Verdict.PASS
+    return CheckResult("parameters", verdict, "; ".join(complaints) or message, figures)
 
 
 def _expected_count(context: CheckContext) -> int:
@@ -44,3 +49,41 @@ def _expected_count(context: CheckContext) -> int:
     ends = 1 if config.tie_word_embeddings else 2
     without = ends * config.vocab_size * config.hidden_size if context.decoder.headless else 0
     return count_parameters(config).total - without
+
+
+def _wrong_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    complaints = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    complaints += [f"{name} is no weight of this model" for name in sorted(found.keys() - wanted.keys())]
+    return complaints + [
+        f"{name} is {list(found[name])} and not {list(wanted[name])}"
+        for name in sorted(wanted.keys() & found.keys())
+        if tuple(found[name]) != tuple(wanted[name])
+    ]
+
+
+def _wrong_values(
+    context: CheckContext, weights: ArtifactWeights, wanted: Mapping[str, tuple[int, ...]]
+) -> tuple[list[str], list[str]]:
+    """Names of the tensors that are not the checkpoint's, and what to say; one tensor is in memory at a time."""
+    assert weights.read is not None
+    own = context.decoder.dtype
+    names = [name for name, shape in wanted.items() if weights.shapes.get(name) == shape]
+    differing: list[str] = []
+    said: list[str] = []
+    retyped: list[str] = []
+    for done, name in enumerate(names):
+        context.progress("weights", done, len(names))
+        found = weights.read(name)
+        if found.dtype != own:
+            retyped.append(name)
+        elif not same_values(found, context.checkpoint, name):
+            differing.append(name)
+            if len(differing) <= DESCRIBED:
+                said.append(describe_difference(found, context.checkpoint, name, wanted).said)
+    context.progress("weights", len(names), len(names))
+    more = len(differing) - len(said)
+    if more:
+        said.append(f"{more:,} weights more differ")
+    if retyped:
+        said.append(f"{len(retyped):,} weights are not {str(own).removeprefix('torch.')}, the first {retyped[0]}")
+    return differing + retyped, said

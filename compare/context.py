@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from blockexport.runtime.decoder import Decoder
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Shapes = Mapping[str, tuple[int, ...]]
+    from blockexport.compare.artifact_weights import ArtifactWeights
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CheckContext:
         plan: the stretches of the judged sequence.
         ids_S: the judged sequence, int64, M tokens when `to_last_slot`, else up to the last decode step.
         rows: rows of unequal length for the batched run.
-        weights: gives the shapes of the weights inside the artifact's file by name; None when there is no file.
+        weights: gives the weights inside the artifact's file; None when there is no file.
         graph: gives the artifact's ONNX graph; None when it has none.
     """
 
@@ -55,7 +55,7 @@ class CheckContext:
         *,
         to_last_slot: bool = True,
         rows: Sequence[Row] = (),
-        weights: Callable[[], Shapes] | None = None,
+        weights: Callable[[], ArtifactWeights] | None = None,
         graph: Callable[[], ir.Graph] | None = None,
         progress: Progress = silent,
     ) -> None:

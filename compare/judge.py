@@ -11,7 +11,7 @@ import torch
 
 from blockexport.compare.backends import Arithmetic, require_judgeable
 from blockexport.compare.check import Check, CheckResult, Verdict, choose_checks
-from blockexport.compare.context import CheckContext, Row, Shapes
+from blockexport.compare.context import CheckContext, Row
 from blockexport.compare.errors import measure
 from blockexport.compare.golden import golden_vectors
 from blockexport.compare.plan import make_plan
@@ -30,6 +30,7 @@ from blockexport.runtime.eager import EagerDecoder
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from blockexport.compare.artifact_weights import ArtifactWeights
     from blockexport.compare.explain import Explanation
 
 ROWS = 3  # of the batched run
@@ -52,8 +53,8 @@ class JudgeOptions:
         text: what to judge on instead of the built-in passage; needs `encode`.
         token_ids: what to judge on instead of any text.
         seed: of the random ids used where there is neither.
-        weights: gives the shapes of the weights in the artifact's file by name, for the check of their number.
-        graph: gives the artifact's ONNX graph, for the audit of types.
+        weights: gives the weights in the artifact's file, to be counted and held against the checkpoint's.
+        graph: gives the artifact's ONNX graph, for the audits of types and constants.
         explain: looks for place and cause after a check has failed; None leaves that out.
         locate: call `explain` even where every check has passed.
     """
@@ -66,7 +67,7 @@ class JudgeOptions:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     seed: int = 0
-    weights: Callable[[], Shapes] | None = None
+    weights: Callable[[], ArtifactWeights] | None = None
     graph: Callable[[], ir.Graph] | None = None
     explain: Callable[[CheckContext], Explanation | None] | None = None
     locate: bool = False

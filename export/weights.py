@@ -167,11 +167,22 @@ def _convert(
 
 
 def _write_converted(checkpoint: Checkpoint, name: str, precision: Precision, file: HashingWriter) -> TensorLoss:
-    tensor = checkpoint.read(name)
-    check_finite(name, tensor)
     parts: list[TensorLoss] = []
-    for chunk in tensor.reshape(-1).split(_CHUNK_ELEMENTS):
-        converted, loss = narrow(name, chunk, precision.torch_dtype)
+    for converted, loss in converted_chunks(checkpoint, name, precision.torch_dtype):
         file.write(raw_bytes(converted))
         parts.append(loss)
     return combined_loss(name, parts)
+
+
+def converted_chunks(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype
+) -> Iterator[tuple[torch.Tensor, TensorLoss]]:
+    """One tensor of a checkpoint as a bundle in `dtype` holds it: flat pieces in order, with what each lost.
+
+    Raises:
+        UsageError: it holds values that are not finite.
+    """
+    tensor = checkpoint.read(name)
+    check_finite(name, tensor)
+    for chunk in tensor.reshape(-1).split(_CHUNK_ELEMENTS):
+        yield narrow(name, chunk, dtype)

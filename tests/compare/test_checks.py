@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from blockexport.compare import check_parameters
+from blockexport.compare.artifact_weights import ArtifactWeights
 from blockexport.compare.check import Verdict, all_checks
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report import Report
@@ -44,7 +45,7 @@ ALL = {
 def options(checkpoint: Checkpoint, **changes: object) -> JudgeOptions:
     shapes = expected_tensors(checkpoint.config)
     # Positions: prefill 0 to 31, steps 32 to 43, last slots 56 to 63; greedy generates 24 to 62.
-    chosen = JudgeOptions(backend="eager", decode_steps=12, prefill=32, weights=lambda: shapes)
+    chosen = JudgeOptions(backend="eager", decode_steps=12, prefill=32, weights=lambda: ArtifactWeights(shapes))
     return replace(chosen, **changes)  # type: ignore[arg-type]
 
 
@@ -116,7 +117,7 @@ def test_a_wrong_mask_fails(tiny: Checkpoint, kind: type[DecoderModel], expected
 @pytest.mark.parametrize("headless", [False, True])
 def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
     shapes = expected_tensors(tiny.config, headless=headless)
-    chosen = options(tiny, weights=lambda: shapes)
+    chosen = options(tiny, weights=lambda: ArtifactWeights(shapes))
     sound = judge(EagerDecoder(eager_model(tiny, headless=headless, last_logits_only=not headless), M), tiny, chosen)
     assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
     assert [name for name, _ in sound.skipped] == (["greedy", "types"] if headless else ["types"])
@@ -143,7 +144,7 @@ def test_parameters(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> Non
         ({**right, o: (60, 24)}, f"{o} is [60, 24] and not [24, 60]"),
     ]
     for shapes, complaint in wrong:
-        chosen = options(tiny, checks=("parameters",), weights=lambda shapes=shapes: shapes)
+        chosen = options(tiny, checks=("parameters",), weights=lambda shapes=shapes: ArtifactWeights(shapes))
         report = judge(eager(tiny, M), tiny, chosen)
         assert failed(report) == {"parameters"}
         assert complaint in report.checks[0].message
