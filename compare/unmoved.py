@@ -9,7 +9,13 @@ from blockexport.compare.tolerances import UNCHANGED
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal to the last bit; a NaN equals itself, and 0 is not -0."""
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    bits = as_integers(a.dtype)
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def as_integers(dtype: torch.dtype) -> torch.dtype:
+    """The integer type as wide as a floating-point one: torch compares bytes one by one, at a third of the speed."""
+    return {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
 
 
 def moved_by(before: torch.Tensor, after: torch.Tensor) -> float:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from blockexport.compare.unmoved import same_bits
+from blockexport.compare.unmoved import as_integers, same_bits
 from blockexport.export.weights import converted_chunks
 from blockexport.models.checkpoint import Checkpoint
 
 Read = Callable[[str], torch.Tensor]
-
-_BYTES = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def describe_difference(
         shapes: of the model's tensors by name: those of the same shape may have been mistaken for this one.
     """
     wanted = torch.cat([piece for piece, _ in converted_chunks(checkpoint, name, found.dtype)]).view(found.shape)
-    bits = _BYTES[found.dtype.itemsize]
+    bits = as_integers(found.dtype)
     unequal = found.contiguous().view(bits) != wanted.view(bits)
     count, largest, where = int(unequal.sum()), *_largest(found, wanted, unequal)
     whole = _other(found, checkpoint, name, shapes) or _rearranged(found, wanted, checkpoint) or _scaled(found, wanted)
@@ -110,7 +108,8 @@ def _rearranged(found: torch.Tensor, wanted: torch.Tensor, checkpoint: Checkpoin
     if same_bits(found.reshape(columns, rows).T.contiguous(), wanted):
         return "holds the checkpoint's values transposed"
     half = checkpoint.config.head_dim // 2
-    if rows % (2 * half) == 0 and same_bits(found, wanted.view(-1, 2, half, columns).transpose(1, 2).reshape(-1)):
+    paired = rows % (2 * half) == 0
+    if paired and same_bits(found, wanted.view(-1, 2, half, columns).transpose(1, 2).reshape(found.shape)):
         return "holds the checkpoint's rows with the two of each RoPE pair side by side, as llama.cpp orders them"
     return None
 
