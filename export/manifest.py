@@ -11,21 +11,37 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blockexport.export.disk import disk_errors
 from blockexport.export.partial import locked, partial_path
+from blockexport.models import io_names
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
+from blockexport.models.strict_json import read_record
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 ONNX_FILE = "model.onnx"
 PT2_FILE = "model.pt2"
+_SHA256 = re.compile("[0-9a-f]{64}")
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+)
 _TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")
 
 
@@ -40,6 +56,10 @@ class Port:
     dtype: str
     shape: tuple[str | int, ...]
     aliases: str | None = None
+
+    def __str__(self) -> str:
+        alias = f", in the place of {self.aliases}" if self.aliases else ""
+        return f"{self.name} ({self.dtype} [{', '.join(map(str, self.shape))}]{alias})"
 
 
 @dataclass(frozen=True)
@@ -144,32 +164,104 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a bundle.
 
     Raises:
-        UsageError: the folder is not a bundle, or one of a newer schema, or its manifest is damaged.
+        UsageError: the folder is not a bundle, or one of a newer schema, or its manifest is damaged: a value is of
+            another type or out of range, or the interface it lists is not the one its own numbers give.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise UsageError(
-            f"{folder} is not a bundle: it has no {MANIFEST}. `blockexport onnx MODEL -o {folder}` makes one"
-        )
+        raise UsageError(_no_bundle(folder))
     try:
-        data = json.loads(path.read_text())
-        version = data["schema_version"]
-        if version != SCHEMA_VERSION:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is no object with keys")
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION or isinstance(version, bool):
             raise UsageError(
-                f"{path} has schema version {version} and this blockexport reads {SCHEMA_VERSION}: "
+                f"{path} has schema version {version!r} and this blockexport reads {SCHEMA_VERSION}: "
                 "export the bundle again, or use the blockexport that wrote it"
             )
-        return _from_json(data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged ({error!r}): export the bundle again") from error
+        manifest = read_record(Manifest, data, "")
+        check_manifest(manifest)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}. Copy the whole bundle again, or export it again") from error
+    return manifest
 
 
-def _from_json(data: dict[str, Any]) -> Manifest:
-    values = dict(data)
-    values["config"] = ModelConfig.from_json(values["config"])
-    values["source"] = SourceRecord(**values["source"])
-    values["precision"] = Precision(values["precision"])
-    for key in ("inputs", "outputs"):
-        values[key] = tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
-    values["files"] = {name: FileEntry(**entry) for name, entry in values["files"].items()}
-    return Manifest(**values)
+def _no_bundle(folder: Path) -> str:
+    """Why a path without a manifest is no bundle, and what was probably meant."""
+    for parent in folder.parents:
+        if (parent / MANIFEST).is_file():
+            return f"{folder} is not a bundle, but a path inside of one: did you mean {parent}?"
+    if not folder.exists():
+        return f"{folder} is not a bundle: there is no such folder. `blockexport onnx MODEL -o {folder}` makes one"
+    if not folder.is_dir():
+        return (
+            f"{folder} is not a bundle: it is a file. `blockexport onnx MODEL -o BUNDLE` makes the folder that one is"
+        )
+    return f"{folder} is not a bundle: it has no {MANIFEST}. `blockexport onnx MODEL -o {folder}` makes one"
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Whether a manifest's numbers are possible, and its inputs and outputs those that its numbers give.
+
+    Raises:
+        ValueError: says which value is wrong, and what it has to be.
+    """
+    config, slots, rows = manifest.config, manifest.max_sequence_length, manifest.rope_table_rows
+    for name in _POSITIVE:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"config.{name} is {getattr(config, name)}, and must be above 0")
+    if config.sliding_window is not None and config.sliding_window < 1:
+        raise ValueError(f"config.sliding_window is {config.sliding_window}, and must be at least 1, or null")
+    if len(config.layer_types) not in (0, config.num_hidden_layers):
+        raise ValueError(
+            f"config.layer_types has {len(config.layer_types)} entries, and must have one for each of the "
+            f"{config.num_hidden_layers} layers, or none"
+        )
+    if not 1 <= slots <= rows:
+        raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
+    for path, entry in manifest.files.items():
+        _check_file(path, entry)
+    for kind, listed, ports in zip(
+        ("inputs", "outputs"), (manifest.inputs, manifest.outputs), interface(manifest), strict=True
+    ):
+        _check_ports(kind, listed, ports)
+
+
+def _check_file(name: str, entry: FileEntry) -> None:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise ValueError(f"files lists {name!r}, and must list none outside of the bundle")
+    for digest in (entry.sha256, *entry.made_from.values()):
+        if not _SHA256.fullmatch(digest):
+            raise ValueError(f"files[{name!r}] has the hash {digest!r}, and must have 64 hexadecimal digits")
+    if entry.bytes < 0:
+        raise ValueError(f"files[{name!r}].bytes is {entry.bytes}, and must be at least 0")
+
+
+def interface(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """The inputs and outputs that a decoder of the manifest's config, precision, slots and ends has."""
+    config, dtype = manifest.config, manifest.precision.dtype_name
+    axes = (io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS)
+    slots = (io_names.BATCH_AXIS, config.num_key_value_heads, manifest.max_sequence_length, config.head_dim)
+    past, present = (names(config.num_hidden_layers) for names in (io_names.past_names, io_names.present_names))
+    if manifest.headless:
+        first = Port(io_names.INPUTS_EMBEDS, dtype, (*axes, config.hidden_size))
+        result = Port(io_names.HIDDEN_STATES, dtype, (*axes, config.hidden_size))
+    else:
+        first = Port(io_names.INPUT_IDS, "int64", axes)
+        length = 1 if manifest.last_logits_only else io_names.SEQUENCE_AXIS
+        result = Port(io_names.LOGITS, dtype, (io_names.BATCH_AXIS, length, config.vocab_size))
+    inputs = (first, Port(io_names.POSITION_IDS, "int64", axes), *(Port(name, dtype, slots) for name in past))
+    outputs = (result, *(Port(name, dtype, slots, io_names.past_of(name)) for name in present))
+    return inputs, outputs
+
+
+def _check_ports(kind: str, listed: Sequence[Port], expected: Sequence[Port]) -> None:
+    if len(listed) != len(expected):
+        raise ValueError(f"it lists {len(listed)} {kind}, and a decoder of its config has {len(expected)}")
+    for have, want in zip(listed, expected, strict=True):
+        if have != want:
+            raise ValueError(
+                f"it lists {have} among its {kind}, where its own config, precision, max_sequence_length, headless and "
+                f"last_logits_only give {want}"
+            )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from blockexport.models.strict_json import read_record
+
 LayerType = Literal["full_attention", "sliding_attention"]
 RopeType = Literal["linear", "llama3", "freq_factors"]
 
@@ -69,12 +71,5 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ModelConfig:
-        """The inverse of `to_json`; unknown or missing keys raise TypeError."""
-        values = dict(data)
-        if values.get("rope_scaling") is not None:
-            scaling = dict(values["rope_scaling"])
-            scaling["freq_factors"] = tuple(scaling["freq_factors"])
-            values["rope_scaling"] = RopeScaling(**scaling)
-        values["layer_types"] = tuple(values["layer_types"])
-        values["eos_token_ids"] = tuple(values["eos_token_ids"])
-        return cls(**values)
+        """The inverse of `to_json`; a key that is unknown or missing, or a value of another type, raises ValueError."""
+        return read_record(cls, data, "config")
