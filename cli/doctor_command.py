@@ -141,7 +141,7 @@ def _onnx_runtime() -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield Finding("onnxruntime", value)
-    runtime = importlib.import_module("onnxruntime")
+    runtime = importlib.import_module("blockexport.runtime.onnx_session").ort
     providers = runtime.get_available_providers()
     yield Finding("execution providers", ", ".join(name.removesuffix("ExecutionProvider") for name in providers))
     yield _dialect(runtime)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnxruntime as ort
 import torch
 
 from blockexport.models import io_names
@@ -27,6 +26,7 @@ from blockexport.runtime.foreign_convention import (
     Convention,
     check_architecture,
 )
+from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 if TYPE_CHECKING:
     import onnx
@@ -87,7 +87,7 @@ class ForeignDecoder(Decoder):
         self.convention = convention
         self.foreign = Foreign(convention.sentence, self._no_slots(), _no_rows(convention))
         self._path = path
-        self._session = _session(path, threads)
+        self._session = open_session(str(path), session_options(threads), path, "Export it again.")
         self._past_names = io_names.past_names(convention.layers)
         self._present_names = io_names.present_names(convention.layers)
         self.reset()
@@ -272,13 +272,3 @@ def _no_rows(convention: Convention) -> str | None:
 def _bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
     # The binding holds an address and no reference: the caller keeps the tensor alive over the run.
     method(name, "cpu", 0, ELEMENT_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
-
-
-def _session(path: Path, threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4  # errors come as exceptions: told once is enough
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # as above
-        raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {error}") from error

@@ -9,15 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 import torch
 
 from blockexport.export.manifest import ONNX_FILE, Manifest
 from blockexport.export.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
 from blockexport.models.cache import empty_cache
-from blockexport.models.errors import ArtifactError, UsageError
+from blockexport.models.errors import ArtifactError
 from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.onnx_file import REMEDY, read_graph
+from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 # ONNX element types (onnx.TensorProto.DataType), which is how a binding names types that NumPy lacks.
 _ELEMENT_TYPES = {
@@ -97,22 +98,17 @@ class OnnxDecoder(Decoder):
 def _session(
     folder: Path, manifest: Manifest, max_sequence_length: int, low_memory: bool, threads: int
 ) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    graph = read_graph(folder, manifest)
+    options = session_options(threads)
     if low_memory:
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = folder / ONNX_FILE
     model: str | bytes = str(path)
     if max_sequence_length != manifest.max_sequence_length:
-        redeclared = onnx.load(path, load_external_data=False)
-        declare_max_sequence_length(redeclared, max_sequence_length, manifest.rope_table_rows)
-        model = redeclared.SerializeToString()
+        declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows)
+        model = graph.SerializeToString()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions share no public base class
-        raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {error}") from error
+    return open_session(model, options, path, f"{REMEDY}.")
 
 
 def failed_node(error: Exception) -> Exception:

@@ -12,6 +12,7 @@ from blockexport.models.cache import empty_cache
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.onnx_file import read_graph
 from blockexport.runtime.replay_graph import Observer, ReplayGraph
 
 
@@ -62,6 +63,7 @@ class ReplayDecoder(Decoder):
                 f"max_sequence_length {slots} is outside 1..{manifest.rope_table_rows}, the rows of this file's RoPE "
                 "table: export again with a larger --max-sequence-length"
             )
+        read_graph(folder, manifest)  # refuses what is not this bundle's decoder
         graph = ReplayGraph.load(folder / ONNX_FILE)
         dtype, last = manifest.precision.torch_dtype, manifest.last_logits_only
         return cls(graph, manifest.config, dtype, slots, last_logits_only=last)

@@ -1,0 +1,64 @@
+"""ONNX Runtime, as every part of the project uses it: without telemetry, told of errors once, its refusals sorted.
+
+Its builds report each session to its maker. The variable that forbids it is read when the library is loaded, so the
+library is imported here only, behind it; a process that loaded it earlier is covered by the call.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from blockexport.models.errors import NotJudgedError, UsageError
+
+__all__ = ["open_session", "ort", "session_options"]
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime as ort
+
+ort.disable_telemetry_events()
+
+# What ONNX Runtime says where it lacks something that the file needs, rather than the file being wrong.
+_LACKS = (
+    "Could not find an implementation",
+    "is not a registered function/op",
+    "is under development",
+    "Unsupported model IR version",
+)
+
+
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """Options with `threads` inside an operator (0: its choice), and with errors coming as exceptions alone."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options
+
+
+def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, remedy: str) -> ort.InferenceSession:
+    """A session on the CPU.
+
+    Args:
+        model: the file's path, or its content.
+        options: as `session_options` makes them.
+        path: the file, for messages.
+        remedy: what to do about a file that does not load, as a sentence.
+
+    Raises:
+        NotJudgedError: this ONNX Runtime lacks an operator, a kernel or a version that the file needs.
+        MemoryError: there is not enough.
+        UsageError: the file is damaged.
+    """
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no public base class
+        said = " ".join(str(error).split())
+        if any(lack in said for lack in _LACKS):
+            raise NotJudgedError(
+                f"ONNX Runtime {ort.__version__} cannot run {path}: {said}. Use a newer one (pip install --upgrade "
+                "onnxruntime), or another --backend"
+            ) from error
+        if "allocat" in said.lower():
+            raise MemoryError(said) from error
+        raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {said}. {remedy}") from error
