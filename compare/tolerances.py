@@ -85,6 +85,13 @@ EXPLAINED = Tolerance(
     "Diagnose: a defect must also explain the error, that is, leave no more than this share of it. Without this a "
     "small error would be called reproduced by every defect that is too small to matter.",
 )
+ROPE_UNITS = Tolerance(
+    4.0,
+    "Constants: an entry of a file's RoPE table may differ from this machine's by this many units of float32 (1.2e-7) "
+    "of its angle, or of 1 where that is smaller. Two machines need not agree on the last bit of a power or a cosine: "
+    "353 million entries computed with PyTorch's plain and its AVX-512 kernels differed by up to 1.44. A table in half "
+    "precision is off by thousands.",
+)
 
 TABLE: dict[str, Tolerance] = {
     "rms_factor": RMS_FACTOR,
@@ -99,4 +106,5 @@ TABLE: dict[str, Tolerance] = {
     "replayed": REPLAYED,
     "named_factor": NAMED_FACTOR,
     "explained": EXPLAINED,
+    "rope_units": ROPE_UNITS,
 }

@@ -41,6 +41,8 @@ ALL = {
     "parameters",
 }
 
+GRAPH = {"types", "constants"}
+
 
 def options(checkpoint: Checkpoint, **changes: object) -> JudgeOptions:
     shapes = expected_tensors(checkpoint.config)
@@ -54,8 +56,8 @@ def failed(report: Report) -> set[str]:
 
 
 def test_every_check_is_known_here() -> None:
-    # The types of a graph are tested with graphs, in test_type_audit.py.
-    assert {entry.name for entry in all_checks()} == ALL | {"types"}
+    # What is read off a graph is tested with graphs, in test_type_audit.py and test_constants.py.
+    assert {entry.name for entry in all_checks()} == ALL | GRAPH
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -120,7 +122,7 @@ def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
     chosen = options(tiny, weights=lambda: ArtifactWeights(shapes))
     sound = judge(EagerDecoder(eager_model(tiny, headless=headless, last_logits_only=not headless), M), tiny, chosen)
     assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
-    assert [name for name, _ in sound.skipped] == (["greedy", "types"] if headless else ["types"])
+    assert [name for name, _ in sound.skipped] == (["greedy"] if headless else []) + ["types", "constants"]
     leaky = judge(
         EagerDecoder(eager_model(tiny, kind=LeakyModel, headless=headless, last_logits_only=not headless), M),
         tiny,
