@@ -17,8 +17,9 @@ def lint(
 ) -> None:
     """Look in FILE for what TensorRT accepts and ignores, builds differently, rejects late or crashes on.
 
-    Needs neither TensorRT nor a GPU, and does not read the weights. `blockexport trt` runs the same rules before every
-    build. Exits 0 when nothing was found and 1 when something was; a clean file may still hold a trap nobody knows yet.
+    Needs neither TensorRT nor a GPU, and does not read the weights. Bodies of If, Loop and Scan and local functions are
+    looked through too. `blockexport trt` runs the same rules before every build. Exits 0 when nothing was found and 1
+    when something was; a clean file may still hold a trap nobody knows yet.
 
     Example: blockexport lint model.onnx
     """
@@ -33,6 +34,9 @@ def lint(
         out = console.stdout_console()
         for finding in findings:
             out.print(f"{finding.rule}: {finding}", soft_wrap=True)
-        total = "none of the known traps" if not findings else f"{len(findings)} found"
+        nodes = sum(len(finding.nodes) for finding in findings)
+        total = "none of the known traps"
+        if findings:
+            total = f"{len(findings)} found" + (f", at {nodes} nodes" if nodes > len(findings) else "")
         out.print(f"{path}: {total}", soft_wrap=True)
     raise typer.Exit(1 if findings else 0)

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from blockexport.export.trt_lint import Fate, lint, lint_file, require_clean
+from blockexport.export.trt_finding import Fate
+from blockexport.export.trt_lint import lint, lint_file, require_clean
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
