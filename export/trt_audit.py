@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blockexport.export.manifest import Manifest, Port
+from blockexport.export.repeated import Problem, told_once
 from blockexport.export.trt_adapter import Adapter
 from blockexport.models.errors import UsageError
 
@@ -90,7 +91,7 @@ def audit(adapter: Adapter, network: Any, manifest: Manifest, not_fused: str | N
         *_precisions(layers, manifest),
     ]
     if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
+        listed = "\n".join(f"  {problem}" for problem in told_once(problems))
         raise UsageError(
             f"{adapter.name} {adapter.version} parsed the graph into another network, so it is not built:\n{listed}\n"
             "Export the bundle again; if this stays, report it with this message"
@@ -131,75 +132,80 @@ def _count(types: Iterator[str]) -> dict[str, int]:
     return dict(sorted(Counter(types).items()))
 
 
-def _ports(kind: str, tensors: Sequence[Any], ports: Sequence[Port]) -> Iterator[str]:
+def _ports(kind: str, tensors: Sequence[Any], ports: Sequence[Port]) -> Iterator[Problem]:
     """Name, type and shape of each input or output, in the manifest's order; a symbolic axis is -1 in TensorRT."""
-    if [tensor.name for tensor in tensors] != [port.name for port in ports]:
-        yield f"its {kind}s are {[tensor.name for tensor in tensors]}, not {[port.name for port in ports]}"
+    found, wanted = [tensor.name for tensor in tensors], [port.name for port in ports]
+    if len(found) != len(wanted):
+        yield f"{len(found)} {kind}s, not {len(wanted)}", ()
+    elif found != wanted:
+        index = next(index for index, names in enumerate(zip(found, wanted, strict=True)) if len(set(names)) > 1)
+        yield f"{kind} {index} is {{}}, not {{}}", (found[index], wanted[index])
+    if found != wanted:
         return
     for tensor, port in zip(tensors, ports, strict=True):
         declared = tuple(size if isinstance(size, int) else -1 for size in port.shape)
         shape = tuple(tensor.shape)
         if _type(tensor) != port.dtype:
-            yield f"{kind} {port.name} is {_type(tensor)}, not {port.dtype}"
+            yield f"{kind} {{}} is {_type(tensor)}, not {port.dtype}", (port.name,)
         # TensorRT may know an output's shape better or worse than the graph says; inputs it takes as declared.
         fits = len(shape) == len(declared) and all(a == b or -1 in (a, b) for a, b in zip(shape, declared, strict=True))
         if not fits or (kind == "input" and shape != declared):
-            yield f"{kind} {port.name} has shape {list(shape)}, not {list(port.shape)}"
+            yield f"{kind} {{}} has shape {list(shape)}, not {list(port.shape)}", (port.name,)
 
 
-def _unread(layers: _Layers, manifest: Manifest) -> Iterator[str]:
+def _unread(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     for port in manifest.inputs:
         if port.name not in layers.read:
-            yield f"no layer reads the input {port.name}"
+            yield "no layer reads the input {}", (port.name,)
 
 
-def _caches(layers: _Layers, manifest: Manifest) -> Iterator[str]:
+def _caches(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     expected = {port.name: port.aliases for port in manifest.outputs if port.aliases is not None}
     written = {layer.get_output(0).name: layer.get_input(0).name for layer in layers.of("KV_CACHE_UPDATE")}
     for present, past in expected.items():
         if present not in written:
-            yield f"{present} is not made by a cache update in place"
+            yield "{} is not made by a cache update in place", (present,)
         elif written[present] != past:
-            yield f"{present} updates {written[present]}, not {past}"
+            yield "{} updates {}, not {}", (present, written[present], past)
     extra = sorted(written.keys() - expected.keys())
     if extra:
-        yield f"cache updates that are no outputs: {', '.join(extra)}"
+        yield "cache updates that are no outputs: {}", (", ".join(extra),)
     if layers.of("SCATTER"):
-        yield f"{len(layers.of('SCATTER'))} SCATTER layers, which copy the whole cache at every step"
+        yield f"{len(layers.of('SCATTER'))} SCATTER layers, which copy the whole cache at every step", ()
 
 
-def _attention(layers: _Layers, manifest: Manifest) -> Iterator[str]:
+def _attention(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     expected, found = manifest.config.num_hidden_layers, layers.of("ATTENTION_INPUT")
     if len(found) != expected:
-        yield f"{len(found)} attention layers, not {expected}"
+        yield f"{len(found)} attention layers, not {expected}", ()
     for layer in found:
         inputs = [tensor for tensor in map(layer.get_input, range(layer.num_inputs)) if tensor is not None]
         if not any(_type(tensor) == "bool" for tensor in inputs):
-            yield f"{layer.name} has no boolean mask"
+            yield "{} has no boolean mask", (layer.name,)
 
 
-def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[str]:
+def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     config, wanted = manifest.config, manifest.precision.dtype_name
     for layer in layers.of("MATRIX_MULTIPLY"):
         if _product_type(layer) != wanted:
-            yield f"{layer.name} multiplies in {_product_type(layer)}, not {wanted}"
+            yield f"{{}} multiplies in {_product_type(layer)}, not {wanted}", (layer.name,)
     products = 7 * config.num_hidden_layers + (0 if manifest.headless else 1)
     if len(layers.of("MATRIX_MULTIPLY")) != products:
-        yield f"{len(layers.of('MATRIX_MULTIPLY'))} matrix products, not {products}"
+        yield f"{len(layers.of('MATRIX_MULTIPLY'))} matrix products, not {products}", ()
     norms = (4 if config.qk_norm else 2) * config.num_hidden_layers + 1
     statistics = layers.of("REDUCE")
     if len(statistics) != norms:
-        yield f"{len(statistics)} norm statistics, not {norms}"
+        yield f"{len(statistics)} norm statistics, not {norms}", ()
     for layer in statistics:
         if _type(layer.get_input(0)) != "float32":
-            yield f"{layer.name} takes a norm's statistics in {_type(layer.get_input(0))}, not float32"
+            yield f"{{}} takes a norm's statistics in {_type(layer.get_input(0))}, not float32", (layer.name,)
     rotations = layers.of("ROTARY_EMBEDDING")
     if len(rotations) != 2 * config.num_hidden_layers:
-        yield f"{len(rotations)} rotary embeddings, not {2 * config.num_hidden_layers}"
+        yield f"{len(rotations)} rotary embeddings, not {2 * config.num_hidden_layers}", ()
     for layer in rotations:
         types = {_type(layer.get_input(i)) for i in range(3)}
         if types != {"float32"}:
-            yield f"{layer.name} turns heads in {', '.join(sorted(types))}, not float32"
+            yield f"{{}} turns heads in {', '.join(sorted(types))}, not float32", (layer.name,)
 
 
 def _product_type(layer: Any) -> str:
