@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -83,7 +84,8 @@ def compare(
     """Run the file in BUNDLE, prefill and every decode step, against a float64 reference on the source's weights.
 
     The limit is the noise floor: eager PyTorch's own error in the bundle's precision on the same tokens. Exits 0 when
-    every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source.
+    every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source, or
+    a check named with --check does not apply to it. A report that cannot be written is 2, with the verdict printed.
     Of a file that fails, the report says where it first differs, and which known mistake would make it.
 
     With --onnx the file is another tool's: it is called the way that tool's runtime calls it, and judged on the checks
@@ -93,6 +95,7 @@ def compare(
     """
     _check_options(bundle, onnx, model, backend, text, tokens)
     _check_locate(locate, onnx, backend)
+    _check_report(report)
     with console.progress_bar(quiet=quiet or as_json) as progress:
         from blockexport.compare.check import choose_checks
 
@@ -134,6 +137,7 @@ def _judge_bundle(
 ) -> Report:
     from blockexport.compare.backends import require_judgeable, usual_backend
     from blockexport.compare.bundle import bundle_options
+    from blockexport.compare.changed_files import changed_files
     from blockexport.compare.judge import judge
     from blockexport.compare.source import open_source
     from blockexport.export.manifest import read_manifest
@@ -144,7 +148,9 @@ def _judge_bundle(
     require_judgeable(backend, manifest.precision)
     checkpoint = open_source(manifest, model)
     decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
-    return judge(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
+    notes = changed_files(bundle, manifest, backend)
+    result = judge(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
+    return replace(result, notes=(*result.notes, *notes))
 
 
 def _check_options(
@@ -200,13 +206,23 @@ def _ids(tokens: str) -> list[int]:
         raise UsageError(f"--tokens {tokens!r} is not a list of numbers: write them as 1,2,3") from error
 
 
-def _show(result: Report, folder: Path | None, *, as_json: bool) -> None:
-    from blockexport.compare.report import write_report
-    from blockexport.compare.report_table import render_table
+def _check_report(folder: Path | None) -> None:
+    from blockexport.compare.report_files import check_report_folder
 
     if folder is not None:
-        write_report(result, folder)
-    if as_json:
-        console.print_json(result.to_json())
-    else:
-        console.stdout_console().print(render_table(result))
+        check_report_folder(folder)
+
+
+def _show(result: Report, folder: Path | None, *, as_json: bool) -> None:
+    """Print the verdict, and only then write: neither is lost where the other fails."""
+    from blockexport.compare.report_files import write_report
+    from blockexport.compare.report_table import render_table
+
+    try:
+        if as_json:
+            console.print_json(result.to_json())
+        else:
+            console.stdout_console().print(render_table(result))
+    finally:
+        if folder is not None:
+            write_report(result, folder)

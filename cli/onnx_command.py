@@ -173,7 +173,7 @@ def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: P
 def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _Outcome:
     """Seal the bundle, or put it aside where it was judged and found bad."""
     from blockexport.compare.check import Verdict
-    from blockexport.compare.report import write_report
+    from blockexport.compare.report_files import write_report
     from blockexport.export.bundle import file_entries
     from blockexport.export.golden import write_golden
     from blockexport.export.manifest import ONNX_FILE

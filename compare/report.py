@@ -4,6 +4,7 @@
 
 - `schema_version`: 1; a reader refuses what it does not know.
 - `verdict`: `pass`, `fail` or `not judged`; `summary`: the verdict in a sentence.
+- `notes`: sentences about what was judged that do not bear on the verdict, such as a file that was changed.
 - `artifact`: `backend`, `precision`, `max_sequence_length`, `headless`, `last_logits_only`, `model_type`, and
   `arithmetic` (`is_target`, `note`); of another tool's file also `convention`, how it is called.
 - `tokens`: `origin`, `count`, and the stretches `prefill`, `decode`, `last`.
@@ -25,11 +26,9 @@ and `-Infinity`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockexport.compare.check import CheckResult, Verdict
@@ -61,6 +60,7 @@ class Report:
     versions: Mapping[str, str]
     golden: GoldenVectors | None = None  # of an artifact that passed; a file of its own, not part of report.json
     explanation: Explanation | None = None  # of a difference, where one was looked into
+    notes: tuple[str, ...] = ()  # sentences without full stop
 
     @property
     def verdict(self) -> Verdict:
@@ -95,6 +95,7 @@ class Report:
             "schema_version": SCHEMA_VERSION,
             "verdict": str(self.verdict),
             "summary": self.summary,
+            "notes": list(self.notes),
             "artifact": dict(self.artifact),
             "tokens": dict(self.tokens),
             "checks": [
@@ -124,20 +125,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return value
-
-
-def write_report(report: Report, folder: Path) -> list[str]:
-    """Write the three forms of the report into `folder`, made if need be; returns the names of the files."""
-    from blockexport.compare.report_html import to_html
-    from blockexport.compare.report_markdown import to_markdown
-
-    folder.mkdir(parents=True, exist_ok=True)
-    data = report.to_json()
-    texts = {
-        REPORT_JSON: json.dumps(data, indent=1, allow_nan=False) + "\n",
-        REPORT_MARKDOWN: to_markdown(report),
-        REPORT_HTML: to_html(data),
-    }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return list(texts)

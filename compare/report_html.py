@@ -58,6 +58,7 @@ def _header(data: Mapping[str, Any], kind: str) -> str:
         if arithmetic["is_target"]
         else (f'<p class="caution">The arithmetic is not the target’s: {full_stop(arithmetic["note"])}</p>')
     )
+    caution += "".join(f'<p class="caution">Note: {full_stop(capital(note))}</p>' for note in data["notes"])
     return (
         f'<header><div><p class="eyebrow">{escape(what)}</p>'
         f'<h1 id="verdict"><svg viewBox="0 0 32 32" aria-hidden="true">{_SIGNS[kind]}</svg>'

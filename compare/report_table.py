@@ -22,6 +22,7 @@ def render_table(report: Report) -> RenderableType:
     for row in table_rows(report):
         table.add_row(row.cells[0], Text(row.cells[1], style=_STYLES[row.verdict]), *row.cells[2:])
     parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict])]
+    parts += [Text(f"Note: {full_sentence(note)}", style="yellow") for note in report.notes]
     if report.explanation is not None:
         parts += [Text(full_sentence(said), style="bold") for said in report.explanation.sentences]
     parts += [Text(""), table, Text(LIMITS, style="dim")]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from blockexport.compare.check import CheckResult, Verdict
-from blockexport.compare.report import Report, write_report
+from blockexport.compare.report import Report
+from blockexport.compare.report_files import write_report
 
 PASS, FAIL, NOT_JUDGED = Verdict.PASS, Verdict.FAIL, Verdict.NOT_JUDGED
 

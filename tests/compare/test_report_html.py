@@ -16,7 +16,8 @@ import torch
 
 from blockexport.compare.bundle import bundle_options
 from blockexport.compare.judge import JudgeOptions, judge
-from blockexport.compare.report import Report, write_report
+from blockexport.compare.report import Report
+from blockexport.compare.report_files import write_report
 from blockexport.compare.report_html import to_html
 from blockexport.compare.report_html_text import figure, ratio
 from blockexport.models.cache import empty_cache

@@ -1,0 +1,37 @@
+"""Whether the files that were judged are those that the bundle's manifest lists. It bears on no verdict: what is
+judged is the file as it is, and a report that says so is what a hand-made change deserves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blockexport.export.aoti import AOTI_FILE
+from blockexport.export.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest, sha256_of
+
+_JUDGED = {"onnxruntime": ONNX_FILE, "replay": ONNX_FILE, "pt2": PT2_FILE, "aoti": AOTI_FILE}
+_WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
+
+
+def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, ...]:
+    """One sentence on the files of `backend` that are not the manifest's by size or SHA-256, or none.
+
+    An engine is not looked at here: opening it refuses another file than the manifest's.
+    """
+    judged = _JUDGED.get(backend)
+    if judged is None:
+        return ()
+    listed = manifest.files.get(judged)
+    sources = list(listed.made_from) if listed is not None and judged in _WITH_WEIGHTS else []
+    changed = [name for name in (judged, *sources) if not _is_listed(folder / name, manifest.files.get(name))]
+    if not changed:
+        return ()
+    verb = "is not the file" if len(changed) == 1 else "are not the files"
+    return (
+        f"{' and '.join(changed)} {verb} that the manifest lists, by size or SHA-256: judged is what lies there now",
+    )
+
+
+def _is_listed(path: Path, entry: FileEntry | None) -> bool:
+    if entry is None or not path.is_file() or path.stat().st_size != entry.bytes:
+        return False
+    return sha256_of(path) == entry.sha256
