@@ -136,7 +136,10 @@ def _run(
     for entry in checks:
         reason = entry.inapplicable(context)
         if reason is not None:
-            skipped.append((entry.name, reason))
+            if options.checks:  # one that was asked for by name is not passed over
+                results.append(CheckResult(entry.name, Verdict.NOT_JUDGED, f"does not apply; {reason}"))
+            else:
+                skipped.append((entry.name, reason))
             continue
         try:
             results.append(entry.function(context))

@@ -56,9 +56,12 @@ def choose_tokens(
 
 def _repeat(ids: list[int], count: int, config: ModelConfig, what: str) -> torch.Tensor:
     if not ids:
-        raise UsageError(f"{what} gave no tokens: give at least one")
+        raise UsageError(f"there is no token in {what}: give at least one")
     outside = [i for i in ids if not 0 <= i < config.vocab_size]
     if outside:
-        raise UsageError(f"{what} holds the id {outside[0]}, outside the vocabulary of {config.vocab_size} tokens")
+        raise UsageError(
+            f"the id {outside[0]} in {what} is outside the vocabulary of {config.vocab_size} tokens: give ids from 0 to "
+            f"{config.vocab_size - 1}"
+        )
     repeated = ids * -(-count // len(ids))
     return torch.tensor(repeated[:count], dtype=torch.int64)
