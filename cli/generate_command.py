@@ -57,10 +57,12 @@ def generate(
 
     Example: blockexport generate smollm2 "What is the capital of France?" --max-new-tokens 64
     """
+    from blockexport.export.manifest import read_manifest
     from blockexport.runtime.generate import generate as start
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.text import BundleTokenizer
 
+    read_manifest(bundle)  # what is no bundle is told so before its tokenizer is missed
     text = _read_prompt(prompt)
     tokenizer = BundleTokenizer(bundle)
     options = tokenizer.sampling_options(temperature, top_k, top_p, seed)

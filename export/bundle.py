@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from blockexport.export.disk import check_parents, disk_errors
 from blockexport.export.manifest import MANIFEST, FileEntry, Manifest, sha256_of, update_manifest, write_manifest
 from blockexport.models.errors import UsageError
 
@@ -43,9 +44,10 @@ def staged(target: Path, *, force: bool) -> Iterator[Stage]:
     """
     target = target.absolute()
     check_target(target, force=force)
-    created = _make_parents(target.parent)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    folder.chmod(0o755)
+    with disk_errors(target):
+        created = _make_parents(target.parent)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        folder.chmod(0o755)
     sealed = False
     try:
         yield Stage(folder, target)
@@ -59,6 +61,7 @@ def staged(target: Path, *, force: bool) -> Iterator[Stage]:
 
 def check_target(target: Path, *, force: bool) -> None:
     """Refuse a target that something else occupies, before any work is done."""
+    check_parents(target)
     if not target.exists() and not target.is_symlink():
         return
     if not target.is_dir():

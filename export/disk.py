@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,14 @@ def check_free_space(folder: Path, needed: int) -> None:
             f"{folder} needs {needed} bytes and its file system has {free} free: "
             "free some, or choose another output folder"
         )
+
+
+def check_parents(target: Path) -> None:
+    """Raise UsageError where `target` would have to lie inside of something that is no folder."""
+    parents = target.absolute().parents
+    nearest = next(path for path in parents if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UsageError(f"the output {target} cannot be made, for {nearest} is not a folder: choose another place")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
+from blockexport.export.disk import check_parents, disk_errors
 from blockexport.models.errors import UsageError
 
 CPP_BACKENDS = ("onnxruntime", "aoti", "tensorrt", "tensorrt-rtx")
@@ -40,11 +41,13 @@ def write_project(output: Path, backends: tuple[str, ...], *, force: bool = Fals
         raise UsageError(f"the output {output} is a file: -o names a folder")
     if output.is_dir() and any(output.iterdir()) and not force:
         raise UsageError(f"the output folder {output} is not empty: name another, or overwrite a project with --force")
-    output.mkdir(parents=True, exist_ok=True)
+    check_parents(output)
     names = ["CMakeLists.txt", "main.cpp", "selftest.cpp"]
-    for name in names:
-        shutil.copyfile(_CPP / "samples" / name, output / name)
-    (output / PATHS_FILE).write_text(_paths(backends), encoding="utf-8")
+    with disk_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(_CPP / "samples" / name, output / name)
+        (output / PATHS_FILE).write_text(_paths(backends), encoding="utf-8")
     return [*names, PATHS_FILE]
 
 
