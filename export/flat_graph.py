@@ -14,10 +14,19 @@ from typing import Any
 import onnx
 from onnx import helper, inliner, numpy_helper, shape_inference
 
+from blockexport.export.body_joins import joins
 from blockexport.models.errors import UsageError
 
-# Operands that give a shape and none of the result's values.
-_SHAPE_OPERANDS = {"Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1, "Squeeze": 1, "ConstantOfShape": 0}
+# Operands that give a shape or a type and none of the result's values.
+_FORM_OPERANDS = {
+    "Expand": 1,
+    "Reshape": 1,
+    "Tile": 1,
+    "Unsqueeze": 1,
+    "Squeeze": 1,
+    "ConstantOfShape": 0,
+    "CastLike": 1,
+}
 # Shape inference of onnx 1.23 knows no TensorScatter; the others are for graphs that it gives up.
 _KEEP_TYPE = ("TensorScatter", "Identity", "Reshape", "Transpose", "Expand", "Slice", "Concat", "Attention", "If")
 
@@ -54,7 +63,7 @@ class FlatNode:
 
     def data_inputs(self) -> list[str]:
         """Inputs whose values go into the result's values."""
-        without = _SHAPE_OPERANDS.get(self.op_type)
+        without = _FORM_OPERANDS.get(self.op_type)
         return [name for index, name in enumerate(self.proto.input) if name and index != without]
 
 
@@ -177,13 +186,13 @@ class FlatGraph:
             flat.input[:], flat.output[:] = inputs, outputs
             self.nodes.append(FlatNode(flat, bodies))
             return
+        ends = []
         for name, body in inner.items():
             place = f"{prefix}{outputs[0] if outputs else node.name}/{name}/"
             names = self._add(body, known, place, (*bodies, label(node)))
-            entries = [names[value.name] for value in body.input]
             exits = [names.get(value.name, value.name) for value in body.output]
-            for join in _joins(node, inputs, outputs, entries, exits):
-                self.nodes.append(FlatNode(join, bodies))
+            ends.append(([names[value.name] for value in body.input], exits))
+        self.nodes.extend(FlatNode(join, bodies) for join in joins(node, inputs, outputs, ends))
 
     def _taken(self, node: onnx.NodeProto, condition: str) -> onnx.GraphProto | None:
         """The branch that an If always takes."""
@@ -208,40 +217,6 @@ class FlatGraph:
             source = names.get(value.name, value.name)
             if source != name:  # it comes from outside the branch
                 self.nodes.append(FlatNode(helper.make_node("Identity", [source], [name]), bodies))
-
-
-def _joins(
-    node: onnx.NodeProto, inputs: list[str], outputs: list[str], entries: list[str], exits: list[str]
-) -> Iterator[onnx.NodeProto]:
-    """What goes into a body and comes out of it, value by value."""
-
-    def join(sources: Iterable[str], target: str) -> onnx.NodeProto:
-        return helper.make_node(node.op_type, [name for name in sources if name], [target], node.name)
-
-    if node.op_type == "If":
-        for left, name in zip(exits, outputs, strict=False):
-            yield join((inputs[0], left), name)
-        return
-    if node.op_type in ("Loop", "Scan"):
-        # A Loop's body begins with the step's number and ends, before its results, with whether to go on.
-        ahead, kept = (1, entries[2:]) if node.op_type == "Loop" else (0, entries)
-        states = len(kept) if node.op_type == "Loop" else len(entries) - _scanned(node)
-        sources = inputs[2:] if node.op_type == "Loop" else inputs
-        for index, entry in enumerate(kept):
-            carried = exits[ahead + index] if index < states and ahead + index < len(exits) else ""
-            yield join((*sources[index : index + 1], carried), entry)
-        for index, name in enumerate(outputs):
-            before = sources[index] if index < min(states, len(sources)) else ""
-            yield join((*exits[ahead + index : ahead + index + 1], before), name)
-        return
-    for entry in entries:
-        yield join(inputs, entry)
-    for name in outputs:
-        yield join(exits, name)
-
-
-def _scanned(node: onnx.NodeProto) -> int:
-    return next((int(item.i) for item in node.attribute if item.name == "num_scan_inputs"), 0)
 
 
 def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import warnings
 from pathlib import Path
 
 import onnx
@@ -14,6 +15,7 @@ from onnx.serialization import registry
 
 from blockexport.models.errors import UsageError
 
+_REMEDY = "Give a bundle's model.onnx, or any other"
 _LIMIT = 2 << 30  # bytes: protobuf's own
 _WEIGHT = 1 << 16  # bytes: a tensor beyond is a weight, and nothing that decides a shape
 
@@ -27,9 +29,10 @@ def read_graph(path: Path) -> onnx.ModelProto:
         UsageError: there is no such file, it is no regular file, too large, or not ONNX.
     """
     content = _content(path)
-    model = _textual(path, content) or _binary(path, content)
+    form = registry.get_format_from_file_extension(path.suffix)
+    model = _textual(content, form) or _binary(path, content, form)
     if not model.graph.node:
-        raise UsageError(f"{path} holds no graph: give the model.onnx of a bundle, or any .onnx")
+        raise UsageError(f"{path} holds no graph. {_REMEDY}")
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) > _WEIGHT:
             tensor.ClearField("raw_data")
@@ -38,11 +41,10 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 
 def _content(path: Path) -> bytes:
-    remedy = "give a bundle's model.onnx, or any other"
     try:
         status = path.stat()  # before it is opened: a pipe would wait for its other end
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is {_kind(status.st_mode)} and not an ONNX file: {remedy}")
+            raise UsageError(f"{path} is {_kind(status.st_mode)} and not an ONNX file. {_REMEDY}")
         size = status.st_size
         if size <= _LIMIT:
             with path.open("rb") as file:
@@ -52,7 +54,7 @@ def _content(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     if size > _LIMIT:
         raise UsageError(
-            f"{path} has {size} bytes, and an ONNX file has {_LIMIT} at most, with larger weights beside it: {remedy}"
+            f"{path} has {size} bytes, and an ONNX file has {_LIMIT} at most, with larger weights beside it. {_REMEDY}"
         )
     return content
 
@@ -67,20 +69,20 @@ def _kind(mode: int) -> str:
     return next((name for test, name in kinds.items() if test(mode)), "a special file")
 
 
-def _textual(path: Path, content: bytes) -> onnx.ModelProto | None:
-    """The model of a file whose name says that it is text, or None where the name or the content does not fit."""
-    form = registry.get_format_from_file_extension(path.suffix)
+def _textual(content: bytes, form: str | None) -> onnx.ModelProto | None:
+    """The model in a textual format, or None where it is in no such format or the content does not fit."""
     if form in (None, "protobuf"):
         return None
     try:
-        return onnx.load_model_from_string(content, format=form)
-    except (TextError, JsonError, ParseError, ValueError):  # UnicodeDecodeError is a ValueError
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # one format calls itself experimental
+            return onnx.load_model_from_string(content, format=form)
+    except (TextError, JsonError, ParseError, ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
 
 
-def _binary(path: Path, content: bytes) -> onnx.ModelProto:
+def _binary(path: Path, content: bytes, form: str | None) -> onnx.ModelProto:
     try:
         return onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "its content is something else"
-        raise UsageError(f"{path} is not an ONNX file ({reason}): give a bundle's model.onnx, or any other") from error
+        forms = "binary ONNX" if form in (None, "protobuf") else f"ONNX, neither binary nor as {form}"
+        raise UsageError(f"{path} is not an ONNX file: its content is not {forms}. {_REMEDY}") from error
