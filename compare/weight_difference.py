@@ -121,6 +121,7 @@ def _scaled(found: torch.Tensor, wanted: torch.Tensor) -> str | None:
     factor = float((wide_found * wide_wanted).sum()) / square if square > 0 else float("nan")
     kind = torch.finfo(found.dtype)
     room = 2 * kind.eps * wide_found.abs() + kind.smallest_normal * kind.eps * max(1.0, abs(factor))
-    if factor and found.numel() > 1 and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
+    scaled = factor and abs(factor - 1) > 2 * kind.eps and found.numel() > 1
+    if scaled and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
         return f"is {factor:.4g} times the checkpoint's"
     return None

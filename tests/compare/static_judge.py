@@ -1,0 +1,43 @@
+"""Judging a bundle by what its files hold alone, and spoiling those files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from blockexport.compare.bundle import bundle_options
+from blockexport.compare.check import CheckResult
+from blockexport.compare.judge import judge
+from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.safetensors_header import read_header
+from blockexport.models.tensor_types import TORCH_TYPES
+from blockexport.runtime.open import open_decoder
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def judged(folder: Path, checkpoint: Checkpoint, name: str, backend: str = "replay") -> CheckResult:
+    """The result of the check `name`; the replay, since it opens every precision."""
+    options = replace(bundle_options(folder, backend, checks=(name,)), explain=None)
+    (result,) = judge(open_decoder(folder, backend), checkpoint, options).checks
+    return result
+
+
+def spoilt(bundle: Path, folder: Path, file: str, changes: dict[str, Change]) -> Path:
+    """A copy of a bundle with tensors of a safetensors file changed in place, type and shape kept."""
+    shutil.copytree(bundle, folder)
+    path = folder / file
+    header = read_header(path)
+    data = bytearray(path.read_bytes())
+    for name, change in changes.items():
+        at = header[name]
+        before = torch.frombuffer(data[at.offset : at.offset + at.length], dtype=TORCH_TYPES[at.dtype]).view(at.shape)
+        after = change(before.clone()).to(before.dtype).contiguous()
+        assert after.numel() == before.numel()
+        data[at.offset : at.offset + at.length] = after.flatten().view(torch.uint8).numpy().tobytes()
+    path.write_bytes(data)
+    return folder
