@@ -7,7 +7,7 @@ over the weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -134,8 +134,19 @@ class CachedPath:
         kept = torch.tensor(list(positions), dtype=torch.int64)
         weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
         streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
-        normed = [case.defect.norm(x_PD, weight, eps) for case, x_PD in zip(cases, streams, strict=True)]
+        # What is confined to some layers leaves the norm behind them as it is.
+        norms = [case.defect.norm if case.layers is None else NOTHING_WRONG.norm for case in cases]
+        normed = [norm(x_PD, weight, eps) for norm, x_PD in zip(norms, streams, strict=True)]
         return normed if self.headless else self._project(cases, normed)
+
+    @torch.no_grad()
+    def caches(self) -> Iterator[Past]:
+        """Each layer's cache after all calls, with nothing wrong; one layer's is held at a time."""
+        x_TD = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        for layer in range(self.config.num_hidden_layers):
+            block = make_block(self.checkpoint, layer, self.dtype)
+            x_TD, past = self._walk(block, block, self.calls, None, x_TD, self._empty())
+            yield past
 
     def run_clean(self, positions: Sequence[int]) -> torch.Tensor:
         """Outputs [len(positions), V] with nothing wrong."""

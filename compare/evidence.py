@@ -55,7 +55,11 @@ class Evidence:
     def thinned(self, count: int) -> Evidence:
         """At most about `count` of the positions, spread over all, the last one among them."""
         step = -(-len(self.positions) // max(count, 1))
-        kept = list(range(len(self.positions) - 1, -1, -step))[::-1]
+        return self.at(list(range(len(self.positions) - 1, -1, -step))[::-1])
+
+    def at(self, kept: Sequence[int]) -> Evidence:
+        """The outputs at some of the positions, given by their index."""
+        kept = list(kept)
         made = replace(
             self,
             positions=[self.positions[i] for i in kept],

@@ -8,7 +8,7 @@ layer that is wrong of its own accord is seen. The values and weights of one lay
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -28,7 +28,12 @@ Past = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class SiteError:
-    """One value of the graph against eager: relative L2 errors. `absent`: the graph has no such value."""
+    """One value of the graph against eager: relative L2 errors. `absent`: the graph has no such value.
+
+    Of a value outside the floor also what can be said about the difference: `position` is that of the first token
+    where it is outside, `finite` is False where it holds NaN or infinity that eager's does not, and `times` the factor
+    that makes eager's value of it, where there is one.
+    """
 
     call: range
     layer: int | None  # None: before the first layer or behind the last
@@ -36,6 +41,9 @@ class SiteError:
     error: float
     floor: float
     absent: bool = False
+    position: int | None = None
+    finite: bool = True
+    times: float | None = None
 
     @property
     def outside(self) -> bool:
@@ -136,7 +144,13 @@ class Inside:
     ) -> SiteError:
         rounding = ROUNDING_RMS.value * torch.finfo(self.evidence.dtype).eps
         floor = max(relative_error(own, want), rounding) if want.is_floating_point() else 0.0
-        return SiteError(call, layer, site, relative_error(got, want), floor)
+        row = SiteError(call, layer, site, relative_error(got, want), floor)
+        if not row.outside or got.numel() != want.numel():
+            return row
+        given = _aligned(got, want)
+        position = _first_position(given, want, SITE_FACTOR.value * floor, call)
+        finite = not want.is_floating_point() or bool(given.isfinite().all() or not want.isfinite().all())
+        return replace(row, position=position, finite=finite, times=_times(given, want, SITE_FACTOR.value * floor))
 
     def _entry(self, call: range, ends: Mapping[str, torch.Tensor]) -> list[SiteError]:
         got = ends.get(str(self.sites.streams[0]))
@@ -173,13 +187,40 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     shapes have nothing to do with each other."""
     if got.numel() != want.numel():
         return float("inf")
-    if got.shape != want.shape:
-        got = (
-            got.transpose(1, 2)
-            if got.ndim == 4 and got.transpose(1, 2).shape == want.shape
-            else got.reshape(want.shape)
-        )
+    got = _aligned(got, want)
     if not want.is_floating_point():
         return float((got != want).double().mean())
     size = float(want.double().norm())
     return float((got.double() - want.double()).norm()) / (size or 1.0)
+
+
+def _aligned(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """A value in the shape of eager's, which has as many numbers."""
+    if got.shape == want.shape:
+        return got
+    if got.ndim == 4 and got.transpose(1, 2).shape == want.shape:
+        return got.transpose(1, 2)
+    return got.reshape(want.shape)
+
+
+def _first_position(got: torch.Tensor, want: torch.Tensor, limit: float, call: range) -> int:
+    """The first token's position whose share of a difference is over the limit; of a cache, the first such slot."""
+    axis = 0 if want.ndim == 2 else 2  # [T, D], [B, N, S, H], [B, K, M, H] or [B, 1, S, M]
+    wide, eager = (x.double().movedim(axis, 0).flatten(1) for x in (got, want))
+    error_T, size = (wide - eager).norm(dim=1), float(eager.norm()) / len(eager) ** 0.5
+    outside_T = ~(error_T <= limit * (size or 1.0))
+    first = int(outside_T.int().argmax()) if bool(outside_T.any()) else int(error_T.argmax())
+    if want.ndim == 4 and len(eager) != len(call):  # slots, of which a call may have written a neighbour's
+        return min(max(first, call.start), call.stop - 1)
+    return call.stop - len(eager) + first  # with the last logits only, the head's come from the end of the call
+
+
+def _times(got: torch.Tensor, want: torch.Tensor, limit: float) -> float | None:
+    """The factor between a value and eager's, where there is one but for noise."""
+    if not want.is_floating_point() or not bool(got.isfinite().all() and want.isfinite().all()):
+        return None
+    given, eager = got.double().flatten(), want.double().flatten()
+    size = float(eager @ eager)
+    factor = float(given @ eager) / size if size else 0.0
+    left = float((given - factor * eager).norm())
+    return factor if left <= limit * float(given.norm()) and factor else None

@@ -15,6 +15,7 @@ from blockexport.compare.inside import relative_error
 from blockexport.compare.locate import locate
 from blockexport.compare.site_map import map_sites
 from blockexport.compare.sites import LABELS, LAYER_SITES, eager_sites
+from blockexport.compare.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.export.manifest import ONNX_FILE
 from blockexport.models.io_names import past_names, present_names
 from blockexport.models.precision import Precision
@@ -91,8 +92,9 @@ def test_sites_are_found_without_names(bundles: dict[str, Path]) -> None:
 
 
 SPOILT = [
-    (attribute("RotaryEmbedding", "interleaved", 1), 0, ("q_rope",), ("k_rope",)),
-    (rope_on_v, 0, ("v_heads",), ("v_heads",)),
+    # Position 0 is not turned.
+    (attribute("RotaryEmbedding", "interleaved", 1), 1, ("q_rope",), ("k_rope",)),
+    (rope_on_v, 1, ("v_heads",), ("v_heads",)),
     (gelu("none"), 0, ("activation",), ("gate_proj", "up_proj", "activation")),
     (slots(-1), 7, ("cache_key",), ("cache_key",)),
     (decode_position(1), 7, ("q_rope",), ("k_rope",)),
@@ -114,6 +116,7 @@ def test_the_place_is_found_with_and_without_names(
     assert (search.location.position, search.location.layer) == (position, 1)
     assert search.location.site in (sites if names else roles)
     assert search.confined == frozenset([1])
+    assert search.location.call == next(call.start for call in CALLS if position in call)
     assert f"position {position}: layer 1, {LABELS[search.location.site]}" in search.sentence
 
 
@@ -134,6 +137,76 @@ def test_not_a_number_is_a_difference(bundles: dict[str, Path], tmp_path: Path) 
     search = locate(ReplayGraph.load(folder / ONNX_FILE), CHECKPOINT, evidence(folder))
     assert search.reproduced and search.location is not None
     assert (search.location.layer, search.location.site) == (2, "down_proj")
+    assert search.sentence == "first difference at position 0: layer 2, down projection, which is NaN or infinite"
+
+
+def test_the_first_infinity_behind_the_first_difference_is_said(bundles: dict[str, Path], tmp_path: Path) -> None:
+    """The gate is too large, and only its product with `up` is beyond float32."""
+    bench = Bench(bundles["fp32"], EVERYTHING)
+    for name, factor in (("gate_proj", 1e30), ("up_proj", 1e30)):
+        node = bench.node(f"model.layers.1.mlp.{name}.linear")
+        bench.become(node, bench.add("Mul", node.outputs[0], bench.constant(factor, "float32")))
+    folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
+    search = locate(ReplayGraph.load(folder / ONNX_FILE), CHECKPOINT, evidence(folder))
+    assert search.location is not None and search.location.site == "gate_proj" and search.location.finite
+    assert "it is 1e+30 times eager's" in search.sentence
+    assert search.sentence.endswith("the first NaN or infinity is in layer 1, activation of the MLP")
+
+
+def wrong_row(bench: Bench) -> None:
+    """Row 10 of the RoPE table is row 3."""
+    for index, name in enumerate(("cos", "sin")):
+        table = bench.value(name).const_value
+        assert table is not None
+        values = table.numpy().copy()
+        values[10] = values[3]
+        new = bench.constant(values, "float32")
+        for node in bench.nodes("RotaryEmbedding"):
+            node.replace_input_with(1 + index, new)
+
+
+def test_a_call_without_wrong_outputs_is_looked_into(bundles: dict[str, Path], tmp_path: Path) -> None:
+    """The call of positions 9 to 11 gives no outputs, and leaves a wrong key that a later call sees."""
+    bench = Bench(bundles["fp32"], EVERYTHING)
+    wrong_row(bench)
+    folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
+    decoder = open_decoder(folder, threads=1)
+    silent = gather(decoder, CHECKPOINT, IDS, CALLS, [*range(9), 12])
+    slot = first_wrong_slot(decoder, CHECKPOINT, silent)
+    assert slot == WrongSlot(10, 0, "keys", 9, 12)
+    assert slot.sentence == (
+        "the first wrong slot of the cache is 10, in the keys of layer 0, left by the call of positions 9 to 11"
+    )
+    graph = ReplayGraph.load(folder / ONNX_FILE)
+    for known, calls in ((10, [0, 7, 9]), (None, [0, 7, 8, 9])):  # in the second case after a first, vain look
+        search = locate(graph, CHECKPOINT, silent, wrong_slot=known)
+        assert search.location is not None
+        assert (search.location.position, search.location.call, search.location.layer) == (10, 9, 0)
+        assert search.location.site == "q_rope" and [call.start for call in search.looked] == calls
+
+
+def test_a_sound_cache_has_no_wrong_slot(bundles: dict[str, Path]) -> None:
+    for name in ("fp32", "fp16"):
+        decoder = open_decoder(bundles[name], threads=1)
+        assert first_wrong_slot(decoder, CHECKPOINT, gather(decoder, CHECKPOINT, IDS, CALLS, range(13))) is None
+
+
+def test_where_nothing_differs_it_is_said_of_which_calls(bundles: dict[str, Path]) -> None:
+    graph, said = ReplayGraph.load(bundles["fp32"] / ONNX_FILE), evidence(bundles["fp32"])
+    nothing = "every value inside the graph stays within the floor in "
+    assert locate(graph, CHECKPOINT, said, looked=CALLS).sentence == nothing + "all 5 calls, up to position 12"
+    some = locate(graph, CHECKPOINT, said, looked=[CALLS[0], CALLS[3], CALLS[4]]).sentence
+    assert some == nothing + "the calls looked into, 3 of 5 (positions 0 to 6, 9 to 11, 12)"
+
+
+def test_a_value_that_is_a_multiple_of_eagers_is_told_its_factor(bundles: dict[str, Path], tmp_path: Path) -> None:
+    bench = Bench(bundles["fp32"], EVERYTHING, [1])
+    for node in bench.named("self_attn.mul"):
+        bench.become(node, bench.add("Mul", node.outputs[0], bench.constant(1.1, "float32")))
+    folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
+    search = locate(ReplayGraph.load(folder / ONNX_FILE), CHECKPOINT, evidence(folder))
+    assert search.location is not None and search.location.site == "query"
+    assert "it is 1.1 times eager's" in search.sentence
 
 
 def test_relative_error() -> None:
