@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from blockexport.compare.defect import Defect
-from blockexport.compare.defects_attention import attention_defects
+from blockexport.compare.defects_attention import attention_defects, scaled_by
 from blockexport.compare.defects_block import (
     head_defects,
     mlp_defects,
     norm_defects,
+    one_norm_defects,
     order_defects,
     residual_defects,
 )
@@ -20,7 +21,12 @@ DROPOUT_CAUSE = "dropout is left on: two runs on the same tokens differ"
 
 
 def catalogue(
-    config: ModelConfig, *, position: int | None = None, mapping: tuple[int, ...] | None = None
+    config: ModelConfig,
+    *,
+    position: int | None = None,
+    mapping: tuple[int, ...] | None = None,
+    site: str | None = None,
+    times: float | None = None,
 ) -> list[Defect]:
     """Every defect that a model of `config` can have.
 
@@ -28,13 +34,17 @@ def catalogue(
         config: defects of options it lacks (biases, QK-norm, a window, grouped heads) are left out.
         position: where the artifact first goes wrong, for the stale slot.
         mapping: whose weights each layer was seen to use; the orders worth guessing at when None.
+        site: where the artifact was seen to differ first; a norm there is also tried with a wrong epsilon by itself.
+        times: the factor between what the artifact has at `site` and what it should have, where there is one.
     """
     return [
         *rope_defects(config),
         *mask_defects(config),
         *cache_defects(config, position),
         *attention_defects(config),
+        *([scaled_by(times)] if times is not None and site == "query" else []),
         *norm_defects(config),
+        *one_norm_defects(config, site),
         *mlp_defects(),
         *residual_defects(),
         *head_defects(config),

@@ -39,6 +39,11 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
     return found + _bias_defects(config)
 
 
+def scaled_by(times: float) -> Defect:
+    """Scores that are some factor too large, as it was measured."""
+    return Defect("scale_times", f"attention scores are {times:.6g} times too large", _with(_scaled(1, times)))
+
+
 def _with(kind: type[Attention]) -> type[LayerBlock]:
     class WrongAttention(LayerBlock):
         attention_class = kind
@@ -83,11 +88,11 @@ def _swap_k_v(block: Block) -> None:
     attention.k_proj, attention.v_proj = attention.v_proj, attention.k_proj
 
 
-def _scaled(power: int) -> type[Attention]:
+def _scaled(power: int, times: float = 1.0) -> type[Attention]:
     class WrongScale(Attention):
         @property
         def query_scale(self) -> float:
-            return float(self.head_dim ** (-0.5 * power))
+            return float(times * self.head_dim ** (-0.5 * power))
 
     return WrongScale
 

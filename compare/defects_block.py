@@ -37,6 +37,32 @@ def norm_defects(config: ModelConfig) -> list[Defect]:
     return found
 
 
+SITE_NORMS = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "q_heads": "self_attn.q_norm",
+    "k_heads": "self_attn.k_norm",
+}
+"""Sites of a layer that are the output of a norm, and that norm in the block."""
+
+
+def one_norm_defects(config: ModelConfig, site: str | None) -> list[Defect]:
+    """A wrong epsilon in the norm at `site` alone, which is to be tried where something differs there."""
+    path = SITE_NORMS.get(site or "")
+    absent = site in ("q_heads", "k_heads") and not config.qk_norm
+    if absent or (path is None and site != "final_norm"):
+        return []
+    found = []
+    for eps in EPSILONS:
+        if eps != config.rms_norm_eps:
+            name = f"eps_{eps:g}_in_{path or 'the final norm'}"
+            cause = f"wrong epsilon in one norm, {path or 'the final norm'}: it adds {eps:g}"
+            cause += f" and should add {config.rms_norm_eps:g}"
+            edited = Defect(name, cause, norm=_epsilon_norm(eps))
+            found.append(edited if path is None else Defect(name, cause, edit=_epsilon(eps, path)))
+    return found
+
+
 def half_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm whose mean of squares is taken in float16."""
     half = x.half()
@@ -71,10 +97,13 @@ def _plus_one_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return final_norm(x, weight + 1, eps)
 
 
-def _epsilon(eps: float) -> Callable[[Block], None]:
+def _epsilon(eps: float, path: str = "") -> Callable[[Block], None]:
+    """In every norm of a block, or in the one at `path`."""
+
     def edit(block: Block) -> None:
         for norm in _norms(block):
-            norm.eps = eps
+            if not path or norm is block.get_submodule(path):
+                norm.eps = eps
 
     return edit
 
@@ -89,6 +118,7 @@ def mlp_defects() -> list[Defect]:
     return [
         Defect("gelu", "GELU stands for SiLU in the MLP", _activated(F.gelu)),
         Defect("gelu_tanh", tanh, _activated(lambda x: F.gelu(x, approximate="tanh"))),
+        Defect("silu_missing", "SiLU is missing in the MLP: the gate stays as it is", _activated(lambda x: x)),
         Defect("gate_up_swapped", "gate_proj and up_proj are swapped", edit=_swap_gate_up),
     ]
 

@@ -15,6 +15,7 @@ import torch
 
 from blockexport.compare.cached_path import CachedPath, Case
 from blockexport.compare.defect import Defect
+from blockexport.compare.defect_titles import title_of
 from blockexport.compare.defects import DROPOUT, DROPOUT_CAUSE, catalogue
 from blockexport.compare.errors import measure
 from blockexport.compare.evidence import Evidence
@@ -23,6 +24,7 @@ from blockexport.compare.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, 
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
 
+NEAR = 0.1  # of the artifact's error: a defect that leaves more is no hint
 CANDIDATES = 6  # defects that get as far as float64
 NUDGES = 4  # further runs that show the noise of a defect that rounds
 LOGITS = 1 << 27  # numbers of logits held at a time: a few positions of a large vocabulary, all of a small one
@@ -49,6 +51,11 @@ class Finding:
     effect: float
 
     @property
+    def title(self) -> str:
+        """A few words for it."""
+        return title_of(self.name)
+
+    @property
     def sentence(self) -> str:
         """For people."""
         if self.name == DROPOUT:
@@ -66,7 +73,7 @@ class Diagnosis:
             told apart from it on these tokens: `alike`.
         too_small: names of defects that move these logits by less than the noise, and so can be neither found nor
             excluded.
-        nearest: the defect that comes closest when none reproduces the artifact.
+        nearest: the defect that comes closest when none reproduces the artifact; None where that is not close.
         tried: number of defects, each possibly in several scopes.
         error: the artifact's rms error against the model with nothing wrong.
         positions: those whose logits were compared.
@@ -88,15 +95,28 @@ class Diagnosis:
     def sentences(self) -> list[str]:
         """For people."""
         if not self.findings:
-            near = "" if self.nearest is None else f"; nearest, and not within its floor: {self.nearest.cause}"
-            said = [f"none of {self.tried} known defects reproduces these logits{near}"]
+            said = [f"none of {self.tried} known defects reproduces these logits{self._near}"]
         else:
             said = [finding.sentence for finding in self.alike]
             if len(said) > 1:
                 said.append("these cannot be told apart on the given tokens")
         if self.too_small:
-            said.append(f"too small to see on these tokens: {', '.join(self.too_small)}")
+            said.append(f"defects too small to see on these tokens: {', '.join(self.too_small_titles)}")
         return said
+
+    @property
+    def too_small_titles(self) -> list[str]:
+        """Words for `too_small`."""
+        return [title_of(name) for name in self.too_small]
+
+    @property
+    def _near(self) -> str:
+        if self.nearest is None:
+            return ""
+        return (
+            f"; nearest, but does not reproduce them: {self.nearest.cause} (off by {self.nearest.rms:.1e} where the "
+            f"model with nothing wrong is off by {self.error:.1e}; noise {self.nearest.floor:.1e})"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,10 +126,14 @@ class Hints:
     Attributes:
         layers: the layers that differ of their own accord; None when it is not known, or all do.
         mapping: whose weights each layer uses; None when it is not known.
+        site: where the first difference is; None when it is not known.
+        times: the factor between what is there and what should be; None where there is none.
     """
 
     layers: frozenset[int] | None = None
     mapping: tuple[int, ...] | None = None
+    site: str | None = None
+    times: float | None = None
 
 
 def diagnose(
@@ -141,7 +165,10 @@ class _Trial:
         self.evidence = self.evidence.thinned(max(4, LOGITS // (width * guess)))
         clean, exact = self._clean()
         late = self._first_late_position(exact, clean)
-        defects = catalogue(self.checkpoint.config, position=late, mapping=self.hints.mapping)
+        hints = self.hints
+        defects = catalogue(
+            self.checkpoint.config, position=late, mapping=hints.mapping, site=hints.site, times=hints.times
+        )
         self.cases = [case for defect in defects for case in self._scopes(defect, late)]
         # Half precision is slow on a CPU, and who comes close can be told without it.
         outputs = self._path(torch.float32).run(self.cases, self.evidence.positions, self.progress)
@@ -155,7 +182,8 @@ class _Trial:
         judged = self._judge([self.cases[i] for i in close], [effects[i] for i in close])
         named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor]
         named = self._dropout() + sorted(_broadest(named), key=lambda finding: finding.rms)
-        nearest = min(judged, key=lambda finding: finding.rms, default=None) if not named else None
+        near = [finding for finding in judged if not named and finding.rms <= NEAR * error]
+        nearest = min(near, key=lambda finding: finding.rms, default=None)
         return Diagnosis(
             tuple(named), tuple(sorted(small)), nearest, len(defects) + 1, error, tuple(self.evidence.positions)
         )
@@ -219,8 +247,13 @@ class _Trial:
         repeated = self.evidence.repeated_PV
         if repeated is None:
             return []
-        spread = _rms(self.evidence.outputs_PV, repeated)
-        size = float(repeated.double().square().mean().sqrt())
+        first, second = self.evidence.outputs_PV, repeated
+        # NaN is not randomness: a file that overflows does so every time.
+        finite = first.isfinite() & second.isfinite()
+        if not bool(finite.any()):
+            return []
+        spread = _rms(first[finite], second[finite])
+        size = float(second[finite].double().square().mean().sqrt())
         floor = torch.finfo(self.evidence.dtype).eps * size
         if spread <= MAX_FACTOR.value * floor:
             return []

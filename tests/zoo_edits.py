@@ -259,6 +259,11 @@ def gelu(approximate: str) -> Spoil:
     return spoil
 
 
+def silu_missing(bench: Bench) -> None:
+    for node in bench.named("mlp.silu"):
+        bench.change(node, "Identity", [node.inputs[0]])
+
+
 def residual_dropped(suffix: str, branch: str) -> Spoil:
     def spoil(bench: Bench) -> None:
         for layer in bench.layers:

@@ -49,6 +49,7 @@ FULL = (
     "up_proj_bias_dropped",
     "qkv_bias_dropped",
     "gelu_tanh",
+    "silu_missing",
     "mlp_residual_dropped",
     "layer_duplicated",
 )

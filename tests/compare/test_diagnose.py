@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from blockexport.compare.cached_path import Case
+from blockexport.compare.defect import Defect
+from blockexport.compare.defect_titles import title_of
 from blockexport.compare.defects import DROPOUT, catalogue
+from blockexport.compare.defects_attention import scaled_by
+from blockexport.compare.defects_block import SITE_NORMS
 from blockexport.compare.diagnose import Diagnosis, Hints, diagnose
 from blockexport.compare.evidence import Evidence
 from tests.exported import EVERYTHING, gainful
+from tests.zoo import models
 
 SLOTS = 20
 CALLS = [range(9), *(range(i, i + 1) for i in range(9, 14))]
@@ -51,7 +56,7 @@ def test_half_precision_names_what_is_larger_than_its_noise() -> None:
     small = diagnose(CHECKPOINT, said(defect("eps_1e-06"), torch.float16))
     # In fp16 a wrong epsilon lies inside the noise: not named, and said to be too small to see.
     assert names(small) == [] and {"eps_1e-06", "eps_1e-12"} <= set(small.too_small)
-    assert any("too small to see on these tokens" in line and "eps_1e-06" in line for line in small.sentences)
+    assert any("too small to see on these tokens" in line and "norm epsilon 1e-06" in line for line in small.sentences)
 
 
 def test_defects_that_do_the_same_on_these_tokens_are_both_named() -> None:
@@ -96,6 +101,64 @@ def test_an_unknown_mistake_is_not_called_a_known_one() -> None:
     found = diagnose(CHECKPOINT, strange)
     assert found.findings == ()
     assert found.sentences[0].startswith(f"none of {found.tried} known defects reproduces these logits")
+
+
+def test_the_nearest_defect_is_a_hint_only_where_it_is_near() -> None:
+    exact = SOUND.path(CHECKPOINT, torch.float64)
+    clean, first, second = exact.run([Case(), defect("rope_on_v"), defect("gate_up_swapped")], SOUND.positions)
+    for share, near in ((0.03, True), (0.2, False)):
+        mixed = replace(SOUND, outputs_PV=(first + share * (second - clean)).float())
+        found = diagnose(CHECKPOINT, mixed)
+        assert found.findings == () and (found.nearest is not None) is near
+        assert (
+            "; nearest, but does not reproduce them: RoPE is applied to v as well (off by" in found.sentences[0]
+        ) is near
+
+
+@pytest.mark.parametrize("site", ["post_attention_layernorm", "q_heads"])
+def test_a_wrong_epsilon_in_one_norm_of_one_layer(site: str) -> None:
+    made = next(d for d in catalogue(EVERYTHING, site=site) if d.name.startswith("eps_1e-12_in_"))
+    alone = said(Case(made, frozenset([1])))
+    assert not diagnose(CHECKPOINT, alone, Hints(frozenset([1]))).findings
+    found = diagnose(CHECKPOINT, alone, Hints(frozenset([1]), site=site))
+    assert names(found)[0] == made.name and found.findings[0].scope == "only in layer 1"
+    assert "wrong epsilon in one norm" in found.sentences[0]
+
+
+def test_a_wrong_epsilon_in_all_norms_of_one_layer() -> None:
+    """The final norm is none of that layer's."""
+    made = next(d for d in catalogue(EVERYTHING) if d.name == "eps_1e-12")
+    sound, wrong = SOUND.path(CHECKPOINT, torch.float64).run([Case(), Case(made, frozenset([1]))], SOUND.positions)
+    block_only = replace(made, norm=Defect("", "").norm)
+    assert torch.equal(
+        wrong, SOUND.path(CHECKPOINT, torch.float64).run([Case(block_only, frozenset([1]))], SOUND.positions)[0]
+    )
+    assert not torch.equal(wrong, sound)
+
+
+def test_scores_that_are_a_measured_factor_too_large() -> None:
+    made = scaled_by(1.1)
+    hints = Hints(frozenset([1]), site="query", times=1.1)
+    found = diagnose(CHECKPOINT, said(Case(made, frozenset([1]))), hints)
+    assert names(found)[0] == "scale_times" and "attention scores are 1.1 times too large" in found.sentences[0]
+
+
+def test_nan_is_no_dropout() -> None:
+    once = said(Case())
+    lost = once.outputs_PV.clone()
+    lost[5:] = float("nan")
+    lost[7, 3] = float("inf")
+    for outputs in (lost, torch.full_like(lost, float("nan"))):
+        assert diagnose(CHECKPOINT, replace(once, outputs_PV=outputs, repeated_PV=outputs.clone())).findings == ()
+
+
+def test_every_defect_has_a_title_without_its_internal_name() -> None:
+    known = {d.name for config in models(EVERYTHING).values() for d in catalogue(config, position=3, times=1.1)}
+    known |= {
+        d.name for site in (*SITE_NORMS, "final_norm", "query") for d in catalogue(EVERYTHING, site=site, times=1.1)
+    }
+    for name in known | {DROPOUT}:
+        assert title_of(name) and "_" not in title_of(name).replace("_proj", "")
 
 
 def test_two_defects_at_once_are_not_called_one() -> None:
