@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.compare.artifact_weights import artifact_weights
+from blockexport.compare.check import CheckResult
 from blockexport.compare.context import CheckContext
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.tokens import Encode
@@ -46,19 +47,21 @@ def bundle_options(
         token_ids=token_ids,
         weights=artifact_weights(package_folder or folder, backend),
         graph=(lambda: _graph(folder)) if backend in ONNX_BACKENDS else None,
-        explain=lambda context: _explain(folder, backend, context, locate),
+        explain=lambda context, results: _explain(folder, backend, context, results, locate),
         locate=locate,
     )
 
 
-def _explain(folder: Path, backend: str, context: CheckContext, always: bool) -> Explanation | None:
+def _explain(
+    folder: Path, backend: str, context: CheckContext, results: Sequence[CheckResult], always: bool
+) -> Explanation | None:
     # Here, because an artifact that passes needs none of it.
     from blockexport.compare.explain import explain
     from blockexport.runtime.replay_graph import ReplayGraph
 
     if backend not in LOCATING:
-        return explain(context, None, f"not located: {backend} runs no ONNX graph to look into", always=always)
-    return explain(context, lambda: ReplayGraph.load(folder / ONNX_FILE), always=always)
+        return explain(context, results, None, f"not located: {backend} runs no ONNX graph to look into", always=always)
+    return explain(context, results, lambda: ReplayGraph.load(folder / ONNX_FILE), always=always)
 
 
 def _graph(folder: Path) -> ir.Graph:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blockexport.compare.backends import require_judgeable
+from blockexport.compare.check import CheckResult
 from blockexport.compare.context import CheckContext
 from blockexport.compare.explain import Explanation, explain
 from blockexport.compare.judge import JudgeOptions, judge, precision_of
@@ -71,8 +72,8 @@ def judge_foreign(
     return judge(decoder, checkpoint, options, progress)
 
 
-def _explain(context: CheckContext) -> Explanation | None:
-    return explain(context, None, NOT_LOCATED)
+def _explain(context: CheckContext, results: Sequence[CheckResult]) -> Explanation | None:
+    return explain(context, results, None, NOT_LOCATED)
 
 
 def _encoder(checkpoint: Checkpoint) -> Encode | None:

@@ -69,7 +69,7 @@ class JudgeOptions:
     seed: int = 0
     weights: Callable[[], ArtifactWeights] | None = None
     graph: Callable[[], ir.Graph] | None = None
-    explain: Callable[[CheckContext], Explanation | None] | None = None
+    explain: Callable[[CheckContext, Sequence[CheckResult]], Explanation | None] | None = None
     locate: bool = False
 
 
@@ -164,7 +164,7 @@ def _run(
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},
         golden=_golden(context, results),
-        explanation=options.explain(context) if options.explain and (failed or options.locate) else None,
+        explanation=options.explain(context, results) if options.explain and (failed or options.locate) else None,
     )
 
 
