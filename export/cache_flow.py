@@ -13,7 +13,7 @@ from blockexport.models.io_names import past_of
 _MOVERS = frozenset((
     "Add", "Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "Loop",
     "Mul", "Pad", "Reshape", "Scan", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Sub", "Tile",
-    "TensorScatter", "Transpose", "Unsqueeze", "Where",
+    "Transpose", "Unsqueeze", "Where",
 ))
 # fmt: on
 _RANK = 3  # a cache has heads or rows, slots and features at least
@@ -69,8 +69,14 @@ class CacheFlow:
         return self.graph.upstream(name, through)
 
     def moved_from(self, name: str) -> Iterable[str]:
-        """`name` and what it is a copy of, in part or with something added."""
-        return self.graph.upstream(name, lambda node: node.data_inputs() if node.op_type in _MOVERS else ())
+        """`name` and what it is a copy of, in part or with something added. A written cache is a copy of its past."""
+
+        def through(node: FlatNode) -> Iterable[str]:
+            if node.op_type == "TensorScatter":
+                return [node.input(0)]
+            return node.data_inputs() if node.op_type in _MOVERS else ()
+
+        return self.graph.upstream(name, through)
 
     def _is_written(self, name: str) -> bool:
         made_by = self.graph.producer.get(name)
@@ -89,11 +95,11 @@ class CacheFlow:
             return None
         if made_by.op_type == "TensorScatter":
             return made_by.input(0) if made_by.input(0) in self.graph.inputs else None
-        for name in self.moved_from(output):
-            free = name in self.graph.inputs and name not in self.written
-            if free and self._same_form(name, output) and {name, output} & self._attended:
-                return name
-        return None
+        sources = [name for name in self.moved_from(output) if name in self.graph.inputs and name not in self.written]
+        alike = [name for name in sources if self._same_form(name, output) and {name, output} & self._attended]
+        # What is appended to a cache has its form as well, but not its length.
+        alike.sort(key=lambda name: self.graph.sizes_of(name) != self.graph.sizes_of(output))
+        return next(iter(alike), None)
 
     @cached_property
     def _attended(self) -> set[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from blockexport.cli.main import main
 from tests.export.trt_support import attend, cached_attention, write_cache
+from tests.exported import export, random_model
 
 CAUSAL = cached_attention(
     [
@@ -40,6 +41,29 @@ def test_a_trap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file.onnx").write_text("text")
-    for name, said in (("file.onnx", "is not an ONNX file"), ("absent.onnx", "No such file or directory")):
-        assert main(["lint", str(tmp_path / name)]) == 2
+    (tmp_path / "manifest.json").write_text("{}x")
+    for path, said in (
+        (tmp_path / "file.onnx", "is not an ONNX file"),
+        (tmp_path / "manifest.json", "neither binary nor as json"),
+        (tmp_path / "absent.onnx", "No such file or directory"),
+        (Path("/dev/zero"), "/dev/zero is a character device"),
+    ):
+        assert main(["lint", str(path)]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_trap_in_every_layer_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export(random_model(), tmp_path)
+    model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    for node in model.graph.node:
+        if node.op_type == "Attention":
+            del node.attribute[:]
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    assert main(["lint", str(tmp_path)]) == 1
+    trap, total = capsys.readouterr().out.splitlines()
+    assert trap.startswith("attention-scale: layers 0..2: Attention model.layers.0.")
+    assert " (and the same at 2 more). TensorRT builds without a word. " in trap
+    assert total.endswith("1 found, at 3 nodes")
+    assert main(["lint", str(tmp_path), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert len(finding["nodes"]) == 3

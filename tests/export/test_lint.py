@@ -17,6 +17,7 @@ from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.random_checkpoint import RandomCheckpoint
+from tests.export.lint_support import READ, WRITES
 from tests.export.trt_support import (
     BATCH,
     CACHE,
@@ -35,11 +36,6 @@ from tests.export.trt_support import (
 )
 from tests.exported import EVERYTHING, export
 
-WRITES = (
-    write_cache("past_key", "key", "present_key"),
-    write_cache("past_value", "value", "present_value"),
-)
-READ = ("query", "present_key", "present_value", "mask")
 VALUE = helper.make_tensor_value_info
 
 

@@ -156,6 +156,19 @@ def test_a_changed_graph_is_refused(change: Change, bundle: tuple[Path, Manifest
         audited(*bundle, change)
 
 
+def test_a_problem_of_every_layer_is_told_once(bundle: tuple[Path, Manifest]) -> None:
+    def without_masks(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.op_type == "Attention":
+                del node.input[3]
+
+    with pytest.raises(UsageError) as caught:
+        audited(*bundle, without_masks)
+    (line,) = (line for line in str(caught.value).splitlines() if "no boolean mask" in line)
+    assert line.startswith("  layers 0..2: model.layers.0.self_attn")
+    assert line.endswith(" has no boolean mask (and the same at 2 more)")
+
+
 def test_ports_are_compared_with_the_manifest(bundle: tuple[Path, Manifest]) -> None:
     folder, manifest = bundle
     ids, positions, *caches = manifest.inputs
