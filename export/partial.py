@@ -11,7 +11,7 @@ import re
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -100,5 +100,32 @@ def signals_deferred() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in arrived[:1]:
-            signal.raise_signal(number)
+        if arrived:
+            signal.raise_signal(arrived[0])
+
+
+def rename_together(moves: Sequence[tuple[Path, Path]]) -> None:
+    """Rename each first path to its second, replacing what lies there; where one fails, all is as it was before.
+
+    The last one is replaced in a single step. A process killed in the middle may leave an earlier one missing.
+    """
+    done: list[tuple[Path, Path, Path | None]] = []
+    with signals_deferred():
+        try:
+            for new, place in moves[:-1]:
+                older = partial_path(place) if place.exists() else None
+                if older is not None:
+                    os.rename(place, older)
+                done.append((new, place, older))
+                os.rename(new, place)
+            os.replace(*moves[-1])
+        except BaseException:
+            for new, place, older in reversed(done):
+                if place.exists():
+                    os.rename(place, new)
+                if older is not None:
+                    os.rename(older, place)
+            raise
+        for _, _, older in done:
+            if older is not None:
+                older.unlink()

@@ -6,7 +6,6 @@ file (sha256, and the hashes of the graph and weights it was made from) and desc
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from blockexport.export.manifest import (
     sha256_of,
     write_beside_manifest,
 )
-from blockexport.export.partial import locked, partial_path, remove_abandoned, signals_deferred
+from blockexport.export.partial import locked, partial_path, remove_abandoned, rename_together
 from blockexport.export.trt_adapter import Adapter, BuildOptions
 from blockexport.export.trt_network import Profile
 from blockexport.models.errors import UsageError
@@ -86,10 +85,22 @@ def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
     Raises:
         UsageError: an entry is damaged.
     """
+    return {name: entry_of(manifest, name) for name in manifest.engines}
+
+
+def entry_of(manifest: Manifest, name: str) -> EngineEntry:
+    """What the manifest says of one engine.
+
+    Raises:
+        UsageError: its entry is damaged.
+    """
     try:
-        return {name: EngineEntry.from_json(data) for name, data in manifest.engines.items()}
+        return EngineEntry.from_json(manifest.engines[name])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"the manifest's list of engines is damaged ({error!r}): build the engine again") from error
+        raise UsageError(
+            f"the manifest's entry of {name} is damaged ({error!r}): build that engine again, or take the entry out of "
+            f'"engines" in {MANIFEST}'
+        ) from error
 
 
 def engine_entry(
@@ -160,8 +171,11 @@ def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bo
         weightless: the engine is to have no weights, and hence needs little room.
 
     Raises:
-        UsageError: something is in the way, or the disk has no room for the engine.
+        UsageError: something is in the way, the disk has no room for the engine, or the manifest's entry of another
+            engine is damaged.
     """
+    for other in manifest.engines.keys() - {name}:
+        entry_of(manifest, other)
     path = folder / name
     if path.is_dir():
         raise UsageError(f"{path} is a folder and the engine is to lie there: remove it")
@@ -169,8 +183,8 @@ def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bo
         weights = sum(manifest.files[source].bytes for source in sources_of(folder, manifest))
         check_free_space(folder, int(weights * ROOM))
     partial = partial_path(path)
+    _create(partial)
     try:
-        _create(partial)
         remove_abandoned(path.parent)
         remove_abandoned(folder)
         yield partial
@@ -210,6 +224,8 @@ def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, bui
         UsageError: the bundle has another graph or other weights by now, or the disk is full. The bundle is as before.
     """
     sources = sources_of(folder, built_from)
+    if not partial.is_file():
+        raise UsageError(f"{folder} was replaced while the engine was built, which went with it: build it again")
     file = FileEntry(sha256_of(partial), partial.stat().st_size, sources)
     with locked(folder):
         manifest = read_manifest(folder)
@@ -223,24 +239,9 @@ def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, bui
             files={**manifest.files, name: file},
             engines={**manifest.engines, name: entry.to_json()},
         )
-        _rename_together(partial, folder / name, write_beside_manifest(folder, updated), folder / MANIFEST)
-    return updated
-
-
-def _rename_together(new_engine: Path, engine: Path, new_manifest: Path, manifest: Path) -> None:
-    """Both or neither; a process killed between the renames leaves an engine that every reader calls missing."""
-    older = partial_path(engine)
-    with signals_deferred():
+        beside = write_beside_manifest(folder, updated)
         try:
-            if engine.exists():
-                os.rename(engine, older)
-            os.rename(new_engine, engine)
-            os.replace(new_manifest, manifest)
-        except BaseException:
-            if older.exists():
-                os.replace(older, engine)
-            elif not new_engine.exists():
-                engine.unlink()
-            new_manifest.unlink(missing_ok=True)
-            raise
-        older.unlink(missing_ok=True)
+            rename_together([(partial, folder / name), (beside, folder / MANIFEST)])
+        finally:
+            beside.unlink(missing_ok=True)
+    return updated
