@@ -19,12 +19,13 @@ import torch
 from blockexport.export.manifest import ONNX_FILE, Manifest
 from blockexport.export.native_output import captured_stderr
 from blockexport.export.trt_adapter import Adapter, load_backend
+from blockexport.export.trt_engine import EngineEntry
 from blockexport.export.trt_network import Profile
 from blockexport.models import io_names
 from blockexport.models.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.decoder import Decoder
-from blockexport.runtime.trt_engine_file import check_engine, choose_engine
+from blockexport.runtime.trt_engine_file import fitting_engines, targets_of, whole_engines
 
 
 @dataclass
@@ -84,15 +85,12 @@ class TensorRtDecoder(Decoder):
         """
         has_gpu = torch.cuda.is_available()
         capability = ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu else None
-        name, entry = choose_engine(folder, manifest, backend, capability)
+        fitting = fitting_engines(folder, manifest, backend, capability)
         adapter = load_backend(backend)
-        path = check_engine(folder, manifest, name, entry, adapter.version)
+        whole = whole_engines(folder, manifest, fitting, adapter.version)
         if not has_gpu:
-            raise NotJudgedError(
-                f"{path} is whole, but there is no GPU here that PyTorch can use to run it: run this on a machine with "
-                f"an NVIDIA GPU of compute capability {' or '.join(entry.compute_capabilities)} and a CUDA build of "
-                "PyTorch, or use --backend onnxruntime"
-            )
+            raise _no_gpu(dict(whole))
+        path, entry = next(whole)
         engine = _deserialise(adapter, path, entry.compute_capabilities)
         if entry.options.get("strip_weights"):
             _refit(adapter, engine, folder)
@@ -212,6 +210,15 @@ class TensorRtDecoder(Decoder):
         with torch.cuda.stream(self._stream):
             yield
         outer.wait_stream(self._stream)
+
+
+def _no_gpu(engines: dict[Path, EngineEntry]) -> NotJudgedError:
+    several = len(engines) > 1
+    return NotJudgedError(
+        f"{', '.join(map(str, engines))} {'are' if several else 'is'} whole, but there is no GPU here that PyTorch can "
+        f"use to run {'one' if several else 'it'}: run this on a machine with an NVIDIA GPU of compute capability "
+        f"{' or '.join(targets_of(engines.values()))} and a CUDA build of PyTorch, or use --backend onnxruntime"
+    )
 
 
 def _deserialise(adapter: Adapter, path: Path, capabilities: Sequence[str]) -> Any:

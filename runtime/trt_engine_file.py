@@ -5,16 +5,26 @@ All of it before TensorRT opens the file, whose own words come later and say les
 
 from __future__ import annotations
 
+import logging
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from blockexport.export.manifest import Manifest, sha256_of
 from blockexport.export.trt_adapter import TENSORRT_RTX
-from blockexport.export.trt_engine import EngineEntry, engines_of
+from blockexport.export.trt_engine import EngineEntry, entry_of
 from blockexport.models.errors import UsageError
 
+_log = logging.getLogger(__name__)
 
-def choose_engine(folder: Path, manifest: Manifest, backend: str, capability: str | None) -> tuple[str, EngineEntry]:
-    """The engine of `backend` for a GPU of compute capability `capability`: its file's name and its entry.
+
+def fitting_engines(
+    folder: Path, manifest: Manifest, backend: str, capability: str | None
+) -> dict[str, EngineEntry | UsageError]:
+    """The engines of `backend` for a GPU of compute capability `capability` by file name, the best first.
+
+    The best is built for the fewest GPU generations, and then for the most rows. What is wrong with an entry that
+    cannot be read stands in its place, before the others: it may have been better.
 
     Args:
         folder: the bundle, for messages.
@@ -25,27 +35,79 @@ def choose_engine(folder: Path, manifest: Manifest, backend: str, capability: st
     Raises:
         UsageError: there is no engine of this backend, or none for this GPU.
     """
-    engines = {name: entry for name, entry in engines_of(manifest).items() if entry.backend == backend}
-    build = f"blockexport trt {folder} --backend {backend}"
-    if not engines:
+    damaged: dict[str, EngineEntry | UsageError] = {}
+    engines: dict[str, EngineEntry] = {}
+    for name in sorted(manifest.engines):
+        try:
+            entry = entry_of(manifest, name)
+        except UsageError as error:
+            damaged[name] = error
+            continue
+        if entry.backend == backend:
+            engines[name] = entry
+    build = f"blockexport trt {shlex.quote(str(folder))} --backend {backend}"
+    if not engines and not damaged:
         raise UsageError(f"{folder} holds no {backend} engine: {build} builds one")
-    fitting = {name: entry for name, entry in engines.items() if capability is None or serves(entry, capability)}
-    if not fitting:
-        built_for = sorted({target for entry in engines.values() for target in entry.compute_capabilities})
+    fitting = [name for name, entry in engines.items() if capability is None or serves(entry, capability)]
+    if not fitting and not damaged:
         option = f" --compute-capability {capability}" if backend == TENSORRT_RTX else " on this machine"
         raise UsageError(
-            f"{folder} holds {backend} engines for compute capability {', '.join(built_for)} and this GPU has "
-            f"{capability}: {build}{option} builds one for it"
+            f"{folder} holds {backend} engines for compute capability {', '.join(targets_of(engines.values()))} and "
+            f"this GPU has {capability}: {build}{option} builds one for it"
         )
-    name = sorted(fitting)[0]
-    return name, fitting[name]
+    return damaged | {name: engines[name] for name in sorted(fitting, key=lambda name: _rank(engines[name]))}
+
+
+def _rank(entry: EngineEntry) -> tuple[bool, int, int]:
+    """Lower is better; equals stay in the order of their names."""
+    rows = max(profile.batch_size[2] for profile in entry.profiles)
+    return _is_for_ampere_and_later(entry), len(entry.compute_capabilities), -rows
+
+
+def targets_of(entries: Iterable[EngineEntry]) -> list[str]:
+    """Every compute capability that some engine was built for, in ascending order."""
+    return sorted({target for entry in entries for target in entry.compute_capabilities}, key=_number)
+
+
+def whole_engines(
+    folder: Path, manifest: Manifest, fitting: Mapping[str, EngineEntry | UsageError], version: str
+) -> Iterator[tuple[Path, EngineEntry]]:
+    """Those of `fitting_engines` that pass `check_engine`, in that order; each is looked at when it is asked for.
+
+    What is wrong with others is logged as a warning if any passes.
+
+    Raises:
+        UsageError: none passes, with the reason for each.
+    """
+    refused: list[str] = []
+    passed = False
+    for name, entry in fitting.items():
+        try:
+            if isinstance(entry, UsageError):
+                raise entry
+            path = check_engine(folder, manifest, name, entry, version)
+        except UsageError as error:
+            refused.append(str(error))
+            continue
+        for reason in refused:
+            _log.warning("%s. %s is used instead", reason, path)
+        refused, passed = [], True
+        yield path, entry
+    if not passed:
+        raise UsageError(". And ".join(refused))
+    for reason in refused:
+        _log.warning("%s", reason)
 
 
 def serves(entry: EngineEntry, capability: str) -> bool:
     """Whether an engine runs on a GPU of this compute capability."""
-    if entry.options.get("hardware_compatibility") == "ampere-plus":
+    if _is_for_ampere_and_later(entry):
         return _number(capability) >= (8, 0)
     return capability in entry.compute_capabilities
+
+
+def _is_for_ampere_and_later(entry: EngineEntry) -> bool:
+    return bool(entry.options.get("hardware_compatibility") == "ampere-plus")
 
 
 def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry, version: str) -> Path:
@@ -65,7 +127,7 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
     path, listed = folder / name, manifest.files.get(name)
     targets = "".join(f" --compute-capability {target}" for target in entry.compute_capabilities)
     option = targets if entry.backend == TENSORRT_RTX else ""
-    again = f"blockexport trt {folder} --backend {entry.backend}{option} builds it again"
+    again = f"blockexport trt {shlex.quote(str(folder))} --backend {entry.backend}{option} builds it again"
     if listed is None or not path.is_file():
         raise UsageError(f"{path} is missing: {again}")
     size = path.stat().st_size
@@ -73,7 +135,10 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
         raise UsageError(f"{path} has {size} bytes and the manifest says {listed.bytes}: {again}, or copy it whole")
     if sha256_of(path) != listed.sha256:
         raise UsageError(f"{path} is not the file that the manifest lists (another sha256): {again}")
-    outdated = [source for source, sha256 in listed.made_from.items() if manifest.files[source].sha256 != sha256]
+    files = manifest.files
+    outdated = [
+        source for source, was in listed.made_from.items() if source not in files or files[source].sha256 != was
+    ]
     if outdated or entry.weights_digest != manifest.weights_digest:
         raise UsageError(f"{path} was built from another {', '.join(outdated) or 'set of weights'}: {again}")
     newer_is_fine = bool(entry.options.get("version_compatible"))

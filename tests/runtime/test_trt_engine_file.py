@@ -15,7 +15,7 @@ from blockexport.export.trt_network import make_profiles
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
-from blockexport.runtime.trt_engine_file import check_engine, choose_engine, serves
+from blockexport.runtime.trt_engine_file import check_engine, fitting_engines, serves, whole_engines
 from tests.export.trt_support import add_engine, rtx
 from tests.exported import export, random_model
 
@@ -64,8 +64,8 @@ def test_the_entry_says_what_a_user_has_to_know(bundle: tuple[Path, Manifest]) -
 
 def test_a_whole_engine_passes_and_lacks_only_the_gpu(bundle: tuple[Path, Manifest]) -> None:
     folder, manifest = bundle
-    name, entry = choose_engine(folder, manifest, "tensorrt-rtx", "12.0")
-    assert check_engine(folder, manifest, name, entry, rtx().version) == folder / NAME
+    fitting = fitting_engines(folder, manifest, "tensorrt-rtx", "12.0")
+    assert [path for path, _ in whole_engines(folder, manifest, fitting, rtx().version)] == [folder / NAME]
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(NotJudgedError, match=r"there is no GPU here .* compute capability 8\.9 or 12\.0"):
@@ -76,8 +76,8 @@ def test_no_engine_for_the_backend_or_the_gpu(bundle: tuple[Path, Manifest]) -> 
     folder, manifest = bundle
     with pytest.raises(UsageError, match=r"holds no tensorrt engine: blockexport trt .* --backend tensorrt builds one"):
         open_decoder(folder, "tensorrt")
-    with pytest.raises(UsageError, match=r"for compute capability 12\.0, 8\.9 and this GPU has 8\.6: .* 8\.6 builds"):
-        choose_engine(folder, manifest, "tensorrt-rtx", "8.6")
+    with pytest.raises(UsageError, match=r"for compute capability 8\.9, 12\.0 and this GPU has 8\.6: .* 8\.6 builds"):
+        fitting_engines(folder, manifest, "tensorrt-rtx", "8.6")
     entry = engines_of(manifest)[NAME]
     assert serves(entry, "8.9")
     assert not serves(entry, "9.0")
@@ -123,7 +123,7 @@ def test_an_engine_of_older_weights_or_another_version_is_refused(bundle: tuple[
 def test_a_damaged_entry_is_refused(bundle: tuple[Path, Manifest]) -> None:
     folder, manifest = bundle
     write_manifest(folder, replace(manifest, engines={NAME: {"backend": "tensorrt-rtx"}}))
-    with pytest.raises(UsageError, match="list of engines is damaged"):
+    with pytest.raises(UsageError, match=rf"entry of {NAME} is damaged"):
         open_decoder(folder, "tensorrt-rtx")
 
 
