@@ -7,6 +7,7 @@ from pathlib import Path
 
 from blockexport.export.aoti import AOTI_FILE
 from blockexport.export.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest, sha256_of
+from blockexport.export.tokenizer_files import TOKENIZER
 
 _JUDGED = {"onnxruntime": ONNX_FILE, "replay": ONNX_FILE, "pt2": PT2_FILE, "aoti": AOTI_FILE}
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
@@ -18,11 +19,12 @@ def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, 
     An engine is not looked at here: opening it refuses another file than the manifest's.
     """
     judged = _JUDGED.get(backend)
-    if judged is None:
-        return ()
-    listed = manifest.files.get(judged)
-    sources = list(listed.made_from) if listed is not None and judged in _WITH_WEIGHTS else []
-    changed = [name for name in (judged, *sources) if not _is_listed(folder / name, manifest.files.get(name))]
+    names = [] if judged is None else [judged]
+    if judged in _WITH_WEIGHTS and judged in manifest.files:
+        names += manifest.files[judged].made_from
+    if TOKENIZER in manifest.files:  # it chose the tokens; one that was added later is listed nowhere
+        names.append(TOKENIZER)
+    changed = [name for name in names if not _is_listed(folder / name, manifest.files.get(name))]
     if not changed:
         return ()
     verb = "is not the file" if len(changed) == 1 else "are not the files"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 
 import torch
 
-from blockexport.export.manifest import PT2_FILE, Manifest
+from blockexport.export.manifest import PT2_FILE, Manifest, Port
 from blockexport.models.cache import empty_cache
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
+
+_REMEDY = "Copy the whole bundle again, or export it again with --pt2"
 
 
 class Pt2Decoder(Decoder):
@@ -30,12 +33,9 @@ class Pt2Decoder(Decoder):
         self.dtype = manifest.precision.torch_dtype
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's deserialiser about its own pytree
-                self._program = torch.export.load(path).module()
-        except Exception as error:  # a zip, pickle or schema error, depending on where the damage is
-            raise UsageError(f"PyTorch {torch.__version__} does not load {path}: {error}") from error
+        program = _load(path)
+        _check_interface(path, program, manifest)
+        self._program = program.module()
         self.reset()
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,3 +50,55 @@ class Pt2Decoder(Decoder):
             outputs, self._past = self._program(inputs, position_ids_BS.contiguous(), self._past)
         result: torch.Tensor = outputs
         return result
+
+
+def _load(path: Path) -> torch.export.ExportedProgram:
+    log = logging.getLogger("torch.export")  # it prints a traceback of what it raises as well
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's deserialiser about its own pytree
+            return torch.export.load(path)
+    except Exception as error:  # a zip, pickle or schema error, depending on where the damage is
+        reason = str(error).partition("\n")[0]
+        if "warnings above" in reason:  # which are those that were kept back
+            reason = "what is in it cannot be read"
+        raise UsageError(f"PyTorch {torch.__version__} does not load {path}: {reason}. {_REMEDY}") from error
+    finally:
+        log.setLevel(level)
+
+
+def _check_interface(path: Path, program: torch.export.ExportedProgram, manifest: Manifest) -> None:
+    """Whether the program's tensors are those of the manifest; axes of any size, M among them, fit every number.
+
+    Raises:
+        UsageError: it is a program of another model.
+    """
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    signature = program.graph_signature
+    for kind, names, ports in (
+        ("inputs", signature.user_inputs, manifest.inputs),
+        ("outputs", signature.user_outputs, manifest.outputs),
+    ):
+        if len(names) != len(ports):
+            raise UsageError(f"{path} has {len(names)} {kind}, and the manifest lists {len(ports)}. {_REMEDY}")
+        for name, port in zip(names, ports, strict=True):
+            value = values[str(name)]
+            if not _fits(value, port):
+                shape = ", ".join("any" if size is None else str(size) for size in _fixed(value))
+                found = f"{str(value.dtype).removeprefix('torch.')} [{shape}]"
+                raise UsageError(f"{path} has {found} among its {kind}, and the manifest lists {port}. {_REMEDY}")
+
+
+def _fits(value: torch.Tensor, port: Port) -> bool:
+    sizes = _fixed(value)
+    if str(value.dtype) != f"torch.{port.dtype}" or len(sizes) != len(port.shape):
+        return False
+    return all(have in (None, want) for have, want in zip(sizes, port.shape, strict=True))
+
+
+def _fixed(value: torch.Tensor) -> list[int | None]:
+    """The shape, with None for an axis of any size, which is a SymInt there and no int."""
+    sizes: list[object] = list(value.shape)
+    return [size if isinstance(size, int) else None for size in sizes]

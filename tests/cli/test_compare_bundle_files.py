@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import pytest
 
 from blockexport.cli.main import main
 from blockexport.compare import report_files
+from blockexport.compare.changed_files import changed_files
+from blockexport.export.bundle import file_entries
+from blockexport.export.manifest import read_manifest
 from blockexport.models.sources import open_checkpoint
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
@@ -168,6 +172,19 @@ def test_eager_runs_no_file_that_could_differ(bundle: Path, capsys: pytest.Captu
     edited_graph(bundle)
     assert run("compare", bundle, "--backend", "eager", "--check", "decode", "--json") == 0
     assert json.loads(capsys.readouterr().out)["notes"] == []
+
+
+def test_a_tokenizer_counts_where_the_manifest_lists_it(bundle: Path) -> None:
+    path = bundle / "tokenizer.json"
+    path.write_text("{}")
+    manifest = read_manifest(bundle)
+    assert changed_files(bundle, manifest, "eager") == (), "added by hand, for there was none"
+    listed = replace(manifest, files={**manifest.files, **file_entries(bundle, ["tokenizer.json"])})
+    assert changed_files(bundle, listed, "onnxruntime") == ()
+    for change in (lambda: path.write_text("[]"), path.unlink):
+        change()
+        (said,) = changed_files(bundle, listed, "eager")
+        assert said.startswith("tokenizer.json is not the file that the manifest lists")
 
 
 def test_a_check_that_was_asked_for_and_does_not_apply_is_not_judged(
