@@ -59,8 +59,7 @@ class OnnxRuntimeDecoder final : public Decoder {
  public:
   OnnxRuntimeDecoder(Manifest from, const DecoderOptions& options)
       : Decoder(std::move(from)),
-        environment_(ORT_LOGGING_LEVEL_FATAL,  // errors arrive as exceptions
-                     "blockexport"),
+        environment_(quiet_environment()),
         session_(environment_, manifest().file(kModel).c_str(), session_options(options)),
         on_host_(options.provider == "cpu"),
         device_(options.provider == "cpu" ? "Cpu" : "Cuda", OrtDeviceAllocator, options.device, OrtMemTypeDefault),
@@ -72,6 +71,13 @@ class OnnxRuntimeDecoder final : public Decoder {
   }
 
  private:
+  /// Without telemetry, which some builds send by themselves; errors arrive as exceptions and are not logged as well.
+  static Ort::Env quiet_environment() {
+    Ort::Env made(ORT_LOGGING_LEVEL_FATAL, "blockexport");
+    made.DisableTelemetryEvents();
+    return made;
+  }
+
   static Ort::SessionOptions session_options(const DecoderOptions& options) {
     Ort::SessionOptions made;
     made.SetIntraOpNumThreads(options.threads);
