@@ -81,7 +81,11 @@ def onnx_tensor(tensor: onnx.TensorProto, folder: Path) -> torch.Tensor:
     import onnx
     from onnx import numpy_helper
 
-    kind = {onnx.TensorProto.FLOAT: "F32", onnx.TensorProto.FLOAT16: "F16", onnx.TensorProto.BFLOAT16: "BF16"}
+    kind: Mapping[int, str] = {
+        onnx.TensorProto.FLOAT: "F32",
+        onnx.TensorProto.FLOAT16: "F16",
+        onnx.TensorProto.BFLOAT16: "BF16",
+    }
     dtype, shape = kind[tensor.data_type], tuple(tensor.dims)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         where = {entry.key: entry.value for entry in tensor.external_data}
@@ -96,9 +100,7 @@ def _pt2_weights(path: Path) -> ArtifactWeights:
     with zipfile.ZipFile(path) as archive:
         listing = next((n for n in archive.namelist() if n.endswith("data/weights/model_weights_config.json")), None)
         if listing is None:
-            raise UsageError(
-                f"{path} does not say what its weights are: export it again"
-            )
+            raise UsageError(f"{path} does not say what its weights are: export it again")
         entries: dict[str, dict[str, Any]] = json.loads(archive.read(listing))["config"]
         members = {name: archive.getinfo(f"{Path(listing).parent}/{e['path_name']}") for name, e in entries.items()}
     shapes = {
@@ -145,7 +147,8 @@ def _aoti_weights(path: Path) -> ArtifactWeights:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(archive.extract(library, folder), 1)
     values = {name.removeprefix("decoder."): value for name, value in runner.extract_constants_map(False).items()}
     tensors = {name: value for name, value in values.items() if name not in _TABLES}
-    # The tensors are views of the library's memory: the closure keeps it loaded.
-    return ArtifactWeights(
-        {name: tuple(value.shape) for name, value in tensors.items()}, lambda name, _=runner: tensors[name]
-    )
+
+    def read(name: str, _: object = runner) -> torch.Tensor:
+        return tensors[name]  # a view of the library's memory, which the runner keeps loaded
+
+    return ArtifactWeights({name: tuple(value.shape) for name, value in tensors.items()}, read)

@@ -83,7 +83,7 @@ def _wrong_values(
     context.progress("weights", len(names), len(names))
     more = len(differing) - len(said)
     if more:
-        said.append(f"{more:,} weights more differ")
+        said.append("1 weight more differs" if more == 1 else f"{more:,} weights more differ")
     if retyped:
         said.append(f"{len(retyped):,} weights are not {str(own).removeprefix('torch.')}, the first {retyped[0]}")
     return differing + retyped, said

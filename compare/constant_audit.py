@@ -254,9 +254,10 @@ def _readers(audit: ConstantAudit, graph: ir.Graph, config: ModelConfig, headles
             other = _of(reader, places)
             if other is not None and other != place:
                 problems.append(f"{_place(other)} reads {name}")
-    audit.problems += problems[:_SHOWN]
-    if len(problems) > _SHOWN:
-        audit.problems.append(f"{len(problems) - _SHOWN} weights more are not read where they belong")
+    shown = len(problems) if len(problems) <= _SHOWN + 1 else _SHOWN
+    audit.problems += problems[:shown]
+    if len(problems) > shown:
+        audit.problems.append(f"{len(problems) - shown} weights more are not read where they belong")
 
 
 def _of(reader: str, places: set[str]) -> str | None:

@@ -34,6 +34,7 @@ DOWN, GAIN, EMBEDDING = (
     "model.layers.1.input_layernorm.weight",
     "model.embed_tokens.weight",
 )
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(8, 40))]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_an_artifact_in_another_type_is_said(bundles: dict[Precision, Path]) -> 
     assert f"{len(CHECKPOINT.entries)} weights are not float16, the first {EMBEDDING}" in result.message
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_sound_files_of_every_source_have_every_bit(seed: int, tmp_path: Path) -> None:
     """Safetensors, whole and in shards, and GGUF; tied and not; biases; headless; converted and cloned."""
     drawn = draw(seed)
