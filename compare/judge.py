@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockexport.compare.backends import Arithmetic, require_judgeable
-from blockexport.compare.check import Check, CheckResult, Verdict, choose_checks
+from blockexport.compare.check import Check, CheckResult, Verdict, all_checks, choose_checks
 from blockexport.compare.context import CheckContext, Row
 from blockexport.compare.errors import measure
 from blockexport.compare.golden import golden_vectors
@@ -160,6 +160,7 @@ def _run(
         tokens=described,
         checks=tuple(results),
         skipped=tuple(skipped),
+        left_out=tuple(entry.name for entry in all_checks() if entry not in checks),
         weight_rounding=_weight_rounding(context),
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},

@@ -12,7 +12,8 @@
   `rms`, `rms_floor`, `rms_ratio`, `rms_limit`, `max`, `max_floor`, `max_ratio`, `max_limit` (the ratio is the largest
   over the positions), `worst_position`, `relative_l2`, `kl_mean` (nats), and the positions `not_finite`, `ties`,
   `disagreements`.
-- `skipped`: `name` and `reason` of the checks that do not apply to this artifact.
+- `skipped`: `name` and `reason` of the checks that do not apply to this artifact; `left_out`: names of those that were
+  not asked for.
 - `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
 - `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor` (what the
   verdict holds `max` against), `kl`; with logits also `top1`, `reference_top1` (token ids) and `margin` (by how much
@@ -44,6 +45,12 @@ REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
 REPORT_HTML = "report.html"
 
+NUMERICAL = {"prefill", "decode", "chunked", "spread", "last-slot", "batch", "padding", "greedy"}
+"""Checks that hold outputs against the reference; the others read the file, or hold outputs against each other."""
+
+STATIC = {"parameters", "constants", "types"}
+"""Checks that run nothing."""
+
 _EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.NOT_JUDGED: 3}
 
 
@@ -61,6 +68,7 @@ class Report:
     golden: GoldenVectors | None = None  # of an artifact that passed; a file of its own, not part of report.json
     explanation: Explanation | None = None  # of a difference, where one was looked into
     notes: tuple[str, ...] = ()  # sentences without full stop
+    left_out: tuple[str, ...] = ()  # names of checks that were not asked for
 
     @property
     def verdict(self) -> Verdict:
@@ -78,16 +86,37 @@ class Report:
     @property
     def summary(self) -> str:
         """The verdict in a sentence."""
-        backend, precision = self.artifact["backend"], self.artifact["precision"]
         of = {v: [r.name for r in self.checks if r.verdict is v] for v in Verdict}
         if self.verdict is Verdict.FAIL:
-            return f"{precision} in {backend} differs from eager PyTorch: {', '.join(of[Verdict.FAIL])} failed"
+            differs = f"differs from {self._other}" if set(of[Verdict.FAIL]) - STATIC else "is not what was asked for"
+            return f"{self._what} {differs}: {', '.join(of[Verdict.FAIL])} failed"
         if self.verdict is Verdict.NOT_JUDGED:
             open_ = ", ".join(of[Verdict.NOT_JUDGED]) or "no check applies"
-            return f"{precision} in {backend} could not be judged: {open_}"
-        count = f"{len(self.checks)} check{'s' if len(self.checks) > 1 else ''}"
-        proven = f"{precision} in {backend} equals eager PyTorch within the noise of its precision ({count})"
+            return f"{self._what} could not be judged: {open_}"
+        proven = self._proven([r.name for r in self.checks])
         return proven if self.artifact["arithmetic"]["is_target"] else f"{proven}; the arithmetic is not the target's"
+
+    @property
+    def _what(self) -> str:
+        if self.artifact["backend"] == "eager":
+            return f"eager PyTorch in {self.artifact['precision']}, called with a cache,"
+        return f"{self.artifact['precision']} in {self.artifact['backend']}"
+
+    @property
+    def _other(self) -> str:
+        return "the float64 reference" if self.artifact["backend"] == "eager" else "eager PyTorch"
+
+    def _proven(self, ran: list[str]) -> str:
+        """What the checks that ran have shown: equality as far as they held outputs against the reference."""
+        count = f"{len(ran)} check{'s' if len(ran) > 1 else ''}"
+        equal = f"{self._what} equals {self._other} within the noise of its precision"
+        if not self.left_out:
+            return f"{equal} ({count})"
+        names = f"{', '.join(ran[:-1])} and {ran[-1]}" if len(ran) > 1 else ran[0]
+        only = f"only {names} of {len(ran) + len(self.skipped) + len(self.left_out)} checks ran"
+        if NUMERICAL & set(ran):
+            return f"{equal} as far as was asked ({only})"
+        return f"{self._what} was not compared with {self._other} ({only})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values by the schema above."""
@@ -103,6 +132,7 @@ class Report:
                 for r in self.checks
             ],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
+            "left_out": list(self.left_out),
             "weight_rounding": self.weight_rounding,
             "positions": dict(self.positions),
             "tolerances": {name: {"value": t.value, "evidence": t.evidence} for name, t in TABLE.items()},

@@ -132,18 +132,25 @@ def _complaints(data: Mapping[str, Any]) -> str:
 
 def _difference(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """Place and cause; what failed, where the outputs along the judged sequence have neither."""
-    place = f'<div class="finding"><h3>First difference</h3>{_place(explanation)}</div>'
-    if not explanation["tried"]:
-        return _complaints(data) + place
-    return f'{place}<div class="finding"><h3>Likely cause</h3>{_causes(explanation)}</div>'
+    known = explanation["tried"] or explanation["file"]
+    parts = (
+        ("First difference", _place(explanation)),
+        ("Likely cause", _causes(explanation) if known else ""),
+        ("Not explained", "".join(f"<p>{full_stop(capital(said))}</p>" for said in explanation["remarks"])),
+    )
+    said = "".join(f'<div class="finding"><h3>{title}</h3>{body}</div>' for title, body in parts if body)
+    return said if known else _complaints(data) + said
 
 
 def _place(explanation: Mapping[str, Any]) -> str:
     located = explanation["located"]
     doubt = _doubt(explanation["replay_ratio"]) if explanation["reproduced"] is False else ""
+    where = f"<p>{full_stop(capital(explanation['where']))}</p>" if explanation["where"] else ""
+    slot = explanation["wrong_slot"]
+    earlier = f"<p>{full_stop(capital(slot['sentence']))}</p>" if slot is not None else ""
     if located is None:
-        note = explanation["note"] or "every value inside the graph stays within the floor"
-        return f"<p>{full_stop(capital(note))}</p>{doubt}"
+        note = explanation["note"] or explanation["within"]
+        return f"{where}{f'<p>{full_stop(capital(note))}</p>' if note else ''}{doubt}{earlier}"
     steps = [f"position {located['position']}"]
     steps += [] if located["layer"] is None else [f"layer {located['layer']}"]
     steps.append(located["label"])
@@ -151,10 +158,16 @@ def _place(explanation: Mapping[str, Any]) -> str:
     absent = " The graph has no such value, and the next one differs." if located["absent"] else ""
     also = [layer for layer in located["layers"] if layer != located["layer"]]
     others = f" {_layers(also)} of {'their' if len(also) > 1 else 'its'} own accord." if also else ""
-    return (
-        f'<ol class="path">{path}</ol><p>Relative error {figure(located["error"])}; eager’s own is '
-        f"{figure(located['floor'])}.{absent}{others}</p>{doubt}"
-    )
+    return f'{where}<ol class="path">{path}</ol><p>{_size(located)}{absent}{others}</p>{doubt}{earlier}'
+
+
+def _size(located: Mapping[str, Any]) -> str:
+    """How the first difference differs."""
+    if not located["finite"]:
+        return "It is NaN or infinite."
+    times = "" if located["times"] is None else f" It is {real(located['times']):.6g} times eager’s."
+    later = f" The first NaN or infinity is in {full_stop(located['not_finite'])}" if located["not_finite"] else ""
+    return f"Relative error {figure(located['error'])}; eager’s own is {figure(located['floor'])}.{times}{later}"
 
 
 def _doubt(distance: float) -> str:
@@ -173,16 +186,26 @@ def _causes(explanation: Mapping[str, Any]) -> str:
     causes = explanation["causes"]
     alike = [cause for cause in causes if cause["alike"]]
     if not causes:
-        nearest = explanation["nearest"]
-        near = "" if nearest is None else f" Nearest, and not within its floor: {full_stop(nearest['cause'])}"
-        said = f"<p>None of {explanation['tried']} known defects reproduces these logits.{near}</p>"
+        said = "".join(f"<p>{full_stop(capital(message))}</p>" for message in explanation["file"]) + _none(explanation)
     elif len(alike) > 1:
         said = "<p>These cannot be told apart on the given tokens:</p>" + _cause_list(alike)
     else:
         said = _cause_list(alike)
-    small = explanation["too_small"]
-    names = ", ".join(f"<code>{escape(name)}</code>" for name in small)
-    return said + (f'<p class="note">Too small to see on these tokens: {names}.</p>' if small else "")
+    small = escape(", ".join(explanation["too_small_titles"]))
+    return said + (f'<p class="note">Defects too small to see on these tokens: {small}.</p>' if small else "")
+
+
+def _none(explanation: Mapping[str, Any]) -> str:
+    """That the catalogue holds nothing like it, and what comes near."""
+    if not explanation["tried"]:
+        return ""
+    nearest, near = explanation["nearest"], ""
+    if nearest is not None:
+        near = (
+            f" Nearest, but does not reproduce them: {escape(nearest['cause'])} (off by {figure(nearest['rms'])} where "
+            f"the model with nothing wrong is off by {figure(explanation['error'])}; noise {figure(nearest['floor'])})."
+        )
+    return f"<p>None of {explanation['tried']} known defects reproduces these logits.{near}</p>"
 
 
 def _cause_list(causes: Iterable[Mapping[str, Any]]) -> str:
@@ -191,7 +214,7 @@ def _cause_list(causes: Iterable[Mapping[str, Any]]) -> str:
         scope = f", {escape(cause['scope'])}" if cause["scope"] else ""
         items.append(
             f'<li><p class="cause">{escape(capital(cause["cause"]))}{scope}.</p>'
-            f'<p class="note"><code>{escape(cause["name"])}</code> Eager with this defect gives the artifact’s outputs '
+            f'<p class="note">Eager with this defect gives the artifact’s outputs '
             f"to {figure(cause['rms'])} (its noise floor is {figure(cause['floor'])}); it moves them by "
             f"{figure(cause['effect'])}.</p></li>"
         )

@@ -47,15 +47,17 @@ def layer_figures(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> st
     if not columns["call"]:
         return ""
     located = explanation["located"]
-    call = located["position"] if located else columns["call"][-1]
+    call = located["call"] if located else columns["call"][-1]
     values = _values(columns, call)
     factor = real(data["tolerances"]["site_factor"]["value"])
+    length = next(stop - start for start, stop in explanation["looked"] if start == call)
+    what = f"of positions {call} to {call + length - 1}" if length > 1 else f"of position {call}"
     return (
         "<h3>Error over layers</h3>"
-        f'<p class="note">In the call that starts at position {call}. Each layer is given the stream and the cache '
+        f'<p class="note">In the call {what}. Each layer is given the stream and the cache '
         "that the artifact had on entering it, so errors do not add up from layer to layer. Of each layer, the value "
         "farthest from its floor.</p>"
-        f"{_chart(values, factor)}"
+        f"{_chart(values, explanation['labels'], factor)}"
         "<h3>Every value inside</h3>"
         f"{_map(values, explanation, factor)}"
     )
@@ -83,7 +85,7 @@ def _name(column: int | str) -> str:
     return {BEFORE: "embedding", BEHIND: "final norm and head"}.get(str(column), f"layer {column}")
 
 
-def _chart(values: Sequence[_Value], factor: float) -> str:
+def _chart(values: Sequence[_Value], labels: Mapping[str, str], factor: float) -> str:
     order = _order(values)
     worst = [
         max((v for v in values if v.column == c and not v.absent), key=lambda v: v.times, default=None) for c in order
@@ -102,7 +104,8 @@ def _chart(values: Sequence[_Value], factor: float) -> str:
         stems.append(f"M{x:.0f} {SIZE}V{top:.0f}")
         floors.append(f"M{step * i:.0f} {SIZE}V{scale.y(value.floor):.0f}H{step * (i + 1):.0f}V{SIZE}Z")
         limits.append(f"M{step * i:.0f} {scale.y(value.floor * factor):.0f}h{step:.0f}")
-        title = escape(f"{_name(value.column)}: {value.site}\nerror {figure(value.error)}, floor {figure(value.floor)}")
+        what = labels[value.site]
+        title = escape(f"{_name(value.column)}: {what}\nerror {figure(value.error)}, floor {figure(value.floor)}")
         hovers.append(
             f'<rect class="hover" x="{step * i:.1f}" width="{step:.1f}" height="{SIZE}"><title>{title}</title></rect>'
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blockexport.compare.report_html_text import capital, escape, figure, full_stop, plural, ratio, real
+from blockexport.compare.report_limits import title_of_limit
 
 LIMIT_AT = 0.7  # where on a bar the limit stands
 TOKENS_SHOWN = 60  # rows of the table of top-1 tokens
@@ -123,7 +124,7 @@ def weight_rounding(data: Mapping[str, Any]) -> str:
 def limits_list(data: Mapping[str, Any]) -> str:
     """Every factor with the evidence that set it."""
     entries = "".join(
-        f"<div><dt><code>{escape(name)}</code> <b>{real(entry['value']):.3g}</b></dt>"
+        f"<div><dt>{escape(capital(title_of_limit(name)))} <b>{real(entry['value']):.3g}</b></dt>"
         f"<dd>{escape(entry['evidence'])}</dd></div>"
         for name, entry in data["tolerances"].items()
     )

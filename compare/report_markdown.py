@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from blockexport.compare.report import Report
-from blockexport.compare.report_rows import HEADINGS, LIMITS, full_sentence, number, table_rows
-from blockexport.compare.tolerances import TABLE
+from blockexport.compare.report_limits import limits
+from blockexport.compare.report_rows import HEADINGS, footnotes, full_sentence, table_rows
 
 
 def to_markdown(report: Report) -> str:
@@ -30,18 +30,14 @@ def to_markdown(report: Report) -> str:
         f"|{'---|' * len(HEADINGS)}",
         *(f"| {' | '.join(row.cells)} |" for row in table_rows(report)),
         "",
-        LIMITS,
+        *footnotes(report),
         "",
         *(f"- **{r.name}** ({r.verdict}): {r.message}." for r in report.checks),
         *(f"- {name}: does not apply; {reason}." for name, reason in report.skipped),
     ]
-    if report.weight_rounding is not None:
-        lines += [
-            "",
-            f"Rounding the weights to {artifact['precision']} alone costs {number(report.weight_rounding['rms'])} "
-            "(rms) in a float64 run; it is part of floor and error alike.",
-        ]
-    lines += ["", "## Limits", "", *(f"- {name} {t.value:g}: {t.evidence}" for name, t in TABLE.items())]
+    lines += ["", "## Limits", "", "What each rests on is in `report.json`, under `tolerances`.", ""]
+    lines += ["| limit | value | of what |", "|---|---|---|"]
+    lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in limits()]
     lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]
     return "\n".join(lines)
 

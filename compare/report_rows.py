@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 from blockexport.compare.report import Report
 from blockexport.compare.tolerances import MANY_POSITIONS, MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW
 
-HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "worst at", "ties")
+HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "at", "ties")
+WEIGHTS = "(weights)"
 
 
-LIMITS = (
+_LIMITS = (
     f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions "
     f"({RMS_FACTOR_FEW.value:g} below {MANY_POSITIONS}), at most {MAX_FACTOR.value:g} for the largest difference at "
-    "each position (shown: the worst)."
+    "each position (shown: the worst, and where it is)."
 )
 
 
@@ -29,9 +30,21 @@ def table_rows(report: Report) -> list[Row]:
     rows = [Row((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
     cost = report.weight_rounding
     if cost is not None:
-        cells = ("(weights)", "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
+        cells = (WEIGHTS, "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
         rows.append(Row(cells, ""))
     return rows
+
+
+def footnotes(report: Report) -> list[str]:
+    """What the table's columns and its last row are."""
+    notes = [_LIMITS] if any("rms_floor" in result.figures for result in report.checks) else []
+    if report.weight_rounding is not None:
+        precision = report.artifact["precision"]
+        notes.append(
+            f"{WEIGHTS} is what rounding the weights to {precision} costs by itself, in a float64 run: part of error "
+            "and floor alike."
+        )
+    return notes
 
 
 def _cells(figures: Any) -> tuple[str, ...]:
@@ -56,8 +69,9 @@ def _times(ratio: float) -> str:
 
 
 def number(value: float) -> str:
-    """Two significant digits."""
-    return f"{value:.2g}"
+    """Two significant digits, in at most six characters."""
+    mantissa, e, exponent = f"{value:.2g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
 
 
 def full_sentence(said: str) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from blockexport.compare.check import Verdict
 from blockexport.compare.report import Report
-from blockexport.compare.report_rows import HEADINGS, LIMITS, full_sentence, table_rows
+from blockexport.compare.report_rows import HEADINGS, footnotes, full_sentence, table_rows
 
 _STYLES = {str(Verdict.PASS): "green", str(Verdict.FAIL): "bold red", str(Verdict.NOT_JUDGED): "yellow", "": "dim"}
 
@@ -22,10 +22,10 @@ def render_table(report: Report) -> RenderableType:
     for row in table_rows(report):
         table.add_row(row.cells[0], Text(row.cells[1], style=_STYLES[row.verdict]), *row.cells[2:])
     parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict])]
-    parts += [Text(f"Note: {full_sentence(note)}", style="yellow") for note in report.notes]
     if report.explanation is not None:
         parts += [Text(full_sentence(said), style="bold") for said in report.explanation.sentences]
-    parts += [Text(""), table, Text(LIMITS, style="dim")]
+    parts += [Text(f"Note: {full_sentence(note)}", style="yellow") for note in report.notes]
+    parts += [Text(""), table, *(Text(note, style="dim") for note in footnotes(report))]
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
     parts += [Text(""), *troubles] if troubles else []
     parts += [Text(f"{name}: does not apply; {reason}", style="dim") for name, reason in report.skipped]
