@@ -42,6 +42,8 @@ _REMEDIES = {
     errno.EACCES: "check the permissions, or choose another path",
     errno.EPERM: "check the permissions, or choose another path",
     errno.EROFS: "the file system is read-only: choose another path",
+    errno.ENOTDIR: "a part of this path is a file: choose another path",
+    errno.EISDIR: "a folder is where a file is needed: choose another path, or move it away",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.EIO: "the device failed: check the disk",

@@ -122,6 +122,11 @@ def test_no_arguments_shows_the_help_and_is_wrong_use() -> None:
             "blockexport: Permission denied ('b'): check the permissions, or choose another path\n",
         ),
         (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory", "b/c"),
+            2,
+            "blockexport: Not a directory ('b/c'): a part of this path is a file: choose another path\n",
+        ),
+        (
             MemoryError(),
             3,
             "blockexport: this machine's memory is used up: close other programs, or use a larger one\n",

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
-from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.exported import export, random_model
@@ -156,6 +157,26 @@ def test_a_graph_that_does_not_add_up_says_what_to_do(
     graph(dangling)(bundle)
     with pytest.raises(UsageError, match=r"does not load .*nowhere.* Copy the whole bundle again"):
         open_decoder(bundle)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_node_that_fails_while_it_runs_is_told_once(
+    made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
+
+    def out_of_bounds(model: onnx.ModelProto) -> None:
+        at = next(i for i, node in enumerate(model.graph.node) if node.op_type == "Add")
+        node = model.graph.node[at]
+        model.graph.initializer.append(helper.make_tensor("far", TensorProto.INT64, [1], [10**6]))
+        gather = helper.make_node("Gather", [node.input[1], "far"], ["beyond"], axis=-1)
+        node.input[1] = "beyond"
+        model.graph.node.insert(at, gather)
+
+    graph(out_of_bounds)(bundle)
+    decoder = open_decoder(bundle)
+    with pytest.raises(ArtifactError, match="out of data bounds"):
+        decoder.prefill(torch.arange(5)[None])
     assert capfd.readouterr() == ("", "")
 
 
