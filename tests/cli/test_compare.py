@@ -162,7 +162,10 @@ def test_a_source_of_another_shape_is_refused(made: Path, tmp_path: Path, capsys
         (["--check", "prefil"], "no check 'prefil': there are prefill, decode"),
         (["--backend", "tensorflow"], "no backend 'tensorflow'"),
         (["--decode-steps", "64"], "at most 63 steps"),
-        (["--tokens", "1,97"], "the id 97 in the given token ids is outside the vocabulary of 97 tokens: give ids from 0 to 96"),
+        (
+            ["--tokens", "1,97"],
+            "the id 97 in the given token ids is outside the vocabulary of 97 tokens: give ids from 0 to 96",
+        ),
         (["--tokens", "one"], "write them as 1,2,3"),
         (["--text", "TEXT"], "there is no tokenizer"),
         (["--text", "TEXT", "--tokens", "1"], "contradict each other"),
