@@ -14,8 +14,10 @@ from blockexport.compare.tolerances import (
     MAX_FACTOR,
     RMS_FACTOR,
     RMS_FACTOR_FEW,
+    RMS_FACTOR_FEWEST,
     ROUNDING_MAX,
     ROUNDING_RMS,
+    SOME_POSITIONS,
     TIE_FACTOR,
 )
 
@@ -66,6 +68,8 @@ class Judgement:
 
 def rms_limit(positions: int) -> float:
     """How many times eager's rms an artifact's may be over that many positions of a sequence."""
+    if positions < SOME_POSITIONS:
+        return RMS_FACTOR_FEWEST.value
     return RMS_FACTOR.value if positions >= MANY_POSITIONS else RMS_FACTOR_FEW.value
 
 

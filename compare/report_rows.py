@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockexport.compare.report import Report
-from blockexport.compare.tolerances import MANY_POSITIONS, MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW
+from blockexport.compare.tolerances import (
+    MANY_POSITIONS,
+    MAX_FACTOR,
+    RMS_FACTOR,
+    RMS_FACTOR_FEW,
+    RMS_FACTOR_FEWEST,
+    SOME_POSITIONS,
+)
 
 HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "at", "ties")
 WEIGHTS = "(weights)"
@@ -13,8 +20,8 @@ WEIGHTS = "(weights)"
 
 _LIMITS = (
     f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions "
-    f"({RMS_FACTOR_FEW.value:g} below {MANY_POSITIONS}), at most {MAX_FACTOR.value:g} for the largest difference at "
-    "each position (shown: the worst, and where it is)."
+    f"({RMS_FACTOR_FEW.value:g} below {MANY_POSITIONS} of them, {RMS_FACTOR_FEWEST.value:g} below {SOME_POSITIONS}), "
+    f"at most {MAX_FACTOR.value:g} for the largest difference at each position (shown: the worst, and where it is)."
 )
 
 

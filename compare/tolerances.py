@@ -32,7 +32,15 @@ RMS_FACTOR_FEW = Tolerance(
     "stretches of the same models (and their caches, and batches, whose rows are short each): all but two below 2, "
     "the largest 2.34, over the last 8 slots.",
 )
-MANY_POSITIONS = 64  # from here on RMS_FACTOR holds
+RMS_FACTOR_FEWEST = Tolerance(
+    5.0,
+    "The same below 8 positions, which share a handful of numbers and so the luck of one sum. 288 runs of the trained "
+    "stories260K on caches of 1 to 12 slots, each from another first token: the largest 2.92 (outputs) and 3.15 (a "
+    "tensor of the cache), both in fp32 on two slots. A gain of 1.05 instead of 1 moves the keys by more than 11 times "
+    "the floor in fp16, and by more than 20,000 times in fp32.",
+)
+SOME_POSITIONS = 8  # from here on RMS_FACTOR_FEW holds
+MANY_POSITIONS = 64  # from here on RMS_FACTOR
 MAX_FACTOR = Tolerance(
     8.0,
     "Largest difference at a single position, over eager's there. Single positions are a matter of luck: the worst of "
@@ -96,6 +104,7 @@ ROPE_UNITS = Tolerance(
 TABLE: dict[str, Tolerance] = {
     "rms_factor": RMS_FACTOR,
     "rms_factor_few": RMS_FACTOR_FEW,
+    "rms_factor_fewest": RMS_FACTOR_FEWEST,
     "max_factor": MAX_FACTOR,
     "tie_factor": TIE_FACTOR,
     "luck": LUCK,
