@@ -23,6 +23,16 @@ class Tokens:
     ids_S: torch.Tensor
     origin: str
 
+    def caution(self, count: int) -> str:
+        """What to bear in mind of a judgement on the first `count` of them; empty where there is nothing."""
+        different, wanted = len(set(self.ids_S[:count].tolist())), min(DIFFERENT, (count + 1) // 2)
+        if different >= wanted:
+            return ""
+        return (
+            f"only {different} different token{'s' if different > 1 else ''} among the {count} judged ({self.origin}): "
+            "where tokens are alike, a wrong mask, RoPE or cache hardly shows; judge on more varied ones"
+        )
+
 
 def choose_tokens(
     config: ModelConfig,
@@ -39,12 +49,14 @@ def choose_tokens(
     alphabet, say) is left aside. `encode` is the tokenizer's, which puts the BOS in front where the model wants one.
 
     Raises:
-        UsageError: an id outside the vocabulary, a text without tokenizer, or nothing to repeat.
+        UsageError: an id outside the vocabulary, a text without tokenizer or words, or nothing to repeat.
     """
     if ids is not None:
         return Tokens(_repeat(list(ids), count, config, "the given token ids"), "given token ids")
     if text is not None and encode is None:
         raise UsageError("a text was given and there is no tokenizer to read it with: give --tokens with ids instead")
+    if text is not None and not text.strip():
+        raise UsageError("the given text is empty: give one with words, or leave it away for the built-in passage")
     if encode is not None:
         encoded = list(encode(PASSAGE if text is None else text))
         origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
@@ -60,8 +72,8 @@ def _repeat(ids: list[int], count: int, config: ModelConfig, what: str) -> torch
     outside = [i for i in ids if not 0 <= i < config.vocab_size]
     if outside:
         raise UsageError(
-            f"the id {outside[0]} in {what} is outside the vocabulary of {config.vocab_size} tokens: give ids from 0 to "
-            f"{config.vocab_size - 1}"
+            f"the id {outside[0]} in {what} is outside the vocabulary of {config.vocab_size} tokens: give ids from 0 "
+            f"to {config.vocab_size - 1}"
         )
     repeated = ids * -(-count // len(ids))
     return torch.tensor(repeated[:count], dtype=torch.int64)
