@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,8 +11,12 @@ from blockexport.compare.check import CheckResult, Verdict, check
 from blockexport.compare.context import CheckContext, Row
 from blockexport.compare.errors import Errors, measure
 from blockexport.compare.noise import floor_of
+from blockexport.compare.plan import CHUNK, calls_of
+from blockexport.compare.slots import copy_to_rows
 from blockexport.compare.stretch import judge_stretch
 from blockexport.runtime.decoder import Decoder
+
+LATE_STEPS = 4
 
 
 def _no_rows(context: CheckContext) -> str | None:
@@ -20,31 +25,87 @@ def _no_rows(context: CheckContext) -> str | None:
     return None if context.rows else "the cache is too small for rows of unequal length"
 
 
-@check("batch", "rows of unequal length in one batch equal each row alone", order=45, inapplicable=_no_rows)
+@check(
+    "batch",
+    "rows of unequal length in one batch equal each row alone",
+    order=45,
+    inapplicable=_no_rows,
+    to_last_slot=True,
+)
 def batch(context: CheckContext) -> CheckResult:
-    """A right-padded prefill of all rows together, then steps that write each row at its own position.
+    """A right-padded prefill of all rows together, then steps that write each row at its own position; and steps of
+    rows that stand at other places of the judged sequence, one of them before the last slots.
 
     The verdict is on all rows together: a row alone holds so few positions that one of them, the first say, whose
     error is often the largest, decides its mean.
     """
-    artifact = _run(context, context.decoder)
-    cached = _run(context, context.eager)
-    positions = [errors.positions_P.tolist() for errors in artifact]
-    runs = [
-        [errors.select(wanted) for errors, wanted in zip(of_rows, positions, strict=True)]
-        for of_rows in (cached, context.whole_errors[1:])
-    ]
+    rows = _short_rows(context) + _late_rows(context)
     dtype, has_top1 = context.decoder.dtype, context.has_top1
-    rows = []
-    for i, (row, errors) in enumerate(zip(context.rows, artifact, strict=True)):
-        what = f"row {i} of {len(context.rows)} (prompt of {row.prompt}, {len(row.ids_S) - row.prompt} steps)"
-        rows.append(judge_stretch("batch", what, errors, floor_of([r[i] for r in runs], dtype), has_top1=has_top1))
-    prompts = ", ".join(str(row.prompt) for row in context.rows)
-    floor = floor_of([Errors.join(r) for r in runs], dtype)
-    result = judge_stretch("batch", f"rows with prompts of {prompts}", Errors.join(artifact), floor, has_top1=has_top1)
-    guilty = [row for row in rows if row.verdict is result.verdict]
+    alone = [
+        judge_stretch("batch", row.what, row.errors, floor_of(row.eager, dtype), has_top1=has_top1) for row in rows
+    ]
+    floor = floor_of([Errors.join(runs) for runs in zip(*(row.eager for row in rows), strict=True)], dtype)
+    what = f"rows with prompts of {', '.join(str(row.prompt) for row in context.rows)}"
+    starts = [str(row.start) for row in rows if row.start]
+    what += f", and rows that go on at {', '.join(starts)}" if starts else ""
+    errors = Errors.join([row.errors for row in rows])
+    result = judge_stretch("batch", what, errors, floor, has_top1=has_top1)
+    guilty = [row for row in alone if row.verdict is result.verdict]
     message = result.message if result.verdict is Verdict.PASS or not guilty else guilty[0].message
-    return replace(result, message=message, figures={**result.figures, "rows": [row.figures for row in rows]})
+    return replace(result, message=message, figures={**result.figures, "rows": [row.figures for row in alone]})
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A row: the artifact's errors, and eager's in two runs at the same positions."""
+
+    what: str
+    errors: Errors
+    eager: tuple[Errors, Errors]
+    start: int = 0  # where it goes on; 0 for a row that begins with its prompt
+
+
+def _short_rows(context: CheckContext) -> list[_Judged]:
+    artifact, cached = _run(context, context.decoder), _run(context, context.eager)
+    judged = []
+    for i, (row, errors) in enumerate(zip(context.rows, artifact, strict=True)):
+        seen = errors.positions_P.tolist()
+        what = f"row {i} of {len(context.rows)} (prompt of {row.prompt}, {len(row.ids_S) - row.prompt} steps)"
+        judged.append(_Judged(what, errors, (cached[i].select(seen), context.whole_errors[1 + i].select(seen))))
+    return judged
+
+
+def _late_rows(context: CheckContext) -> list[_Judged]:
+    """Steps of one batch whose rows hold the judged sequence up to different places; none of a cache without slots."""
+    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+        return []
+    end = context.plan.decode_positions.stop - LATE_STEPS
+    starts = [context.plan.max_sequence_length - LATE_STEPS, 3 * end // 4, end // 2, end // 4, 1]
+    artifact, cached = (_run_late(context, decoder, starts) for decoder in (context.decoder, context.eager))
+    judged = []
+    for i, (start, errors) in enumerate(zip(starts, artifact, strict=True)):
+        what = f"row {i} of {len(starts)} ({LATE_STEPS} steps from position {start} on)"
+        seen = errors.positions_P.tolist()
+        judged.append(_Judged(what, errors, (cached[i], context.whole_errors[0].select(seen)), start))
+    return judged
+
+
+def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) -> list[Errors]:
+    """Errors of each row at its steps. The rows begin as copies of one that was filled alone."""
+    slots = context.plan.max_sequence_length
+    where = {p: i for i, p in enumerate(context.reference_positions)}
+    inputs = context.inputs(decoder, context.ids_S[None])
+    decoder.reset(1)
+    for call in calls_of([CHUNK] * -(-slots // CHUNK), slots):
+        decoder.prefill(inputs[:, call.start : call.stop])
+    copy_to_rows(decoder, torch.tensor(starts))
+    parts: list[list[Errors]] = [[] for _ in starts]
+    for step in range(LATE_STEPS):
+        positions = [start + step for start in starts]
+        outputs_B1V = decoder.step(inputs[0, positions][:, None])
+        for i, position in enumerate(positions):
+            parts[i].append(measure(outputs_B1V[i], context.expected[0][where[position]][None], [position]))
+    return [Errors.join(part) for part in parts]
 
 
 def _padded(row: Row, width: int, vocab_size: int) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from blockexport.compare.check import CheckResult, check
+from blockexport.compare.check import CheckResult, Verdict, check
 from blockexport.compare.context import CheckContext
 from blockexport.compare.stretch import judge_stretch
 
@@ -41,7 +42,13 @@ def _no_last_slot(context: CheckContext) -> str | None:
 
 @check("last-slot", "decode into the last slots of the cache", order=30, inapplicable=_no_last_slot, to_last_slot=True)
 def last_slot(context: CheckContext) -> CheckResult:
-    """The cache filled to the brim: the last steps, up to slot M - 1."""
+    """The cache filled to the brim: the last steps, up to slot M - 1. What is given out on the way there is finite."""
     positions = context.plan.last_positions
     what = f"steps into slots {positions.start} to {positions.stop - 1} of {context.plan.max_sequence_length}"
-    return _judge(context, "last-slot", what, positions)
+    result = _judge(context, "last-slot", what, positions)
+    stray = sorted(set(context.artifact_walk.not_finite) - set(context.judged_positions))
+    if not stray:
+        return result
+    message = f"NaN or infinity on the way to the last slots, first at position {stray[0]}"
+    figures = {**result.figures, "not_finite": stray + list(result.figures["not_finite"])}
+    return replace(result, verdict=Verdict.FAIL, message=message, figures=figures)

@@ -31,6 +31,14 @@ class Row:
     prompt: int
 
 
+@dataclass(frozen=True)
+class Walk:
+    """What came of feeding the judged sequence to a decoder: its errors, and where any output was NaN or infinite."""
+
+    errors: Errors
+    not_finite: list[int]  # positions, judged or not
+
+
 class CheckContext:
     """Everything a check may look at. Expensive parts are made on first use and kept.
 
@@ -88,14 +96,23 @@ class CheckContext:
 
     @cached_property
     def judged_positions(self) -> list[int]:
-        """Positions of the sequence whose reference outputs are kept."""
+        """Positions that are judged along the plan's calls."""
         plan = self.plan
         judged = set(plan.prefill_positions) | set(plan.decode_positions)
         return sorted(judged | set(plan.last_positions)) if self.to_last_slot else sorted(judged)
 
     @cached_property
+    def reference_positions(self) -> list[int]:
+        """Positions of the sequence whose reference outputs are kept: those that any walk is judged at.
+
+        They begin with all positions of prefill and decode, which are therefore their own indices here.
+        """
+        spread = self.plan.spread_positions if self.to_last_slot else []
+        return sorted({*self.judged_positions, *spread})
+
+    @cached_property
     def expected(self) -> list[torch.Tensor]:
-        """Reference outputs [P, V] of the judged sequence (at `judged_positions`), then of each row (all of it)."""
+        """Reference outputs [P, V] of the judged sequence (at `reference_positions`), then of each row (all of it)."""
         return self.reference.run(self._sequences, self._positions, self.progress)
 
     @property
@@ -104,7 +121,7 @@ class CheckContext:
 
     @property
     def _positions(self) -> list[Sequence[int]]:
-        return [self.judged_positions, *(range(len(row.ids_S)) for row in self.rows)]
+        return [self.reference_positions, *(range(len(row.ids_S)) for row in self.rows)]
 
     def inputs(self, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
         """What `decoder` takes for token ids of any shape: the ids, or a headless stack's embeddings of them."""
@@ -113,20 +130,25 @@ class CheckContext:
         return self.checkpoint.read("model.embed_tokens.weight")[ids].to(decoder.dtype)
 
     @cached_property
+    def artifact_walk(self) -> Walk:
+        """The artifact along the judged sequence, in the plan's calls."""
+        return self.walk(self.decoder, self._plan_calls, self.judged_positions, "artifact")
+
+    @cached_property
     def artifact_errors(self) -> Errors:
-        """The artifact's errors along the judged sequence."""
-        return self._walk(self.decoder, "artifact")
+        """The artifact's errors at `judged_positions`."""
+        return self.artifact_walk.errors
 
     @cached_property
     def eager_errors(self) -> Errors:
         """Eager's own errors along the same calls: one half of the noise floor."""
-        return self._walk(self.eager, "eager")
+        return self.walk(self.eager, self._plan_calls, self.judged_positions, "eager").errors
 
     @cached_property
     def whole_errors(self) -> list[Errors]:
         """Eager's own errors on whole sequences without a cache, in the artifact's precision: the other half.
 
-        Of the judged sequence (at `judged_positions`), then of each row.
+        Of the judged sequence (at `reference_positions`), then of each row.
         """
         whole = Reference(self.checkpoint, self.decoder.dtype, headless=self.decoder.headless)
         return [
@@ -146,21 +168,35 @@ class CheckContext:
         runs = [self.eager_errors.select(positions), self.whole_errors[0].select(positions)]
         return floor_of(runs, self.decoder.dtype)
 
-    def _walk(self, decoder: Decoder, label: str) -> Errors:
-        """Feed the judged sequence in the plan's calls, each output measured as it comes."""
-        where = {p: i for i, p in enumerate(self.judged_positions)}
+    @property
+    def _plan_calls(self) -> list[range]:
+        return self.plan.calls(to_last_slot=self.to_last_slot)
+
+    def walk(self, decoder: Decoder, calls: Sequence[range], positions: Sequence[int], label: str) -> Walk:
+        """Feed the judged sequence in `calls`, each output measured as it comes.
+
+        Args:
+            decoder: the artifact, or eager.
+            calls: the positions of each call in turn, from 0 on.
+            positions: some of `reference_positions`; at the others outputs need only be finite.
+            label: for the progress.
+        """
+        wanted = set(positions)
+        where = {p: i for i, p in enumerate(self.reference_positions) if p in wanted}
         expected_PV = self.expected[0]
-        calls = self.plan.calls(to_last_slot=self.to_last_slot)
         inputs = self.inputs(decoder, self.ids_S[None])
         decoder.reset(1)
         parts: list[Errors] = []
+        not_finite: list[int] = []
         for i, call in enumerate(calls):
             self.progress(label, i, len(calls))
             outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
             given = list(call)[-outputs_SV.shape[0] :]
+            finite_S = outputs_SV.isfinite().all(-1).tolist()
+            not_finite += [p for p, finite in zip(given, finite_S, strict=True) if not finite]
             kept = [(row, p) for row, p in enumerate(given) if p in where]
             if kept:
-                rows, positions = zip(*kept, strict=True)
-                parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in positions]], positions))
+                rows, seen = zip(*kept, strict=True)
+                parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in seen]], seen))
         self.progress(label, len(calls), len(calls))
-        return Errors.join(parts)
+        return Walk(Errors.join(parts), not_finite)

@@ -20,7 +20,7 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
     total = plan.prefill + plan.decode
     width = context.expected[0].shape[1]
     positions = choose_positions(plan.prefill, total, width, last_logits_only=context.decoder.last_logits_only)
-    where = {position: i for i, position in enumerate(context.judged_positions)}
+    where = {position: i for i, position in enumerate(context.reference_positions)}
     stretches = [[p for p in context.observed(stretch) if p in where] for stretch in _stretches(context)]
     floors = {stretch[0]: context.floor(stretch) for stretch in stretches if stretch}
     limits = {

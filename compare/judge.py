@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from blockexport.compare.artifact_weights import ArtifactWeights
     from blockexport.compare.explain import Explanation
 
-ROWS = 3  # of the batched run
+ROWS = 4  # of the batched run
 ROW_PROMPT = 29  # the longest of their prompts
 ROW_STEPS = 6
 
@@ -94,7 +94,7 @@ def judge(
     checks = choose_checks(options.checks)
     plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
     foreign = decoder.foreign or Foreign("")
-    to_last_slot = foreign.no_slots is None and any(entry.to_last_slot for entry in checks)
+    to_last_slot = any(entry.to_last_slot for entry in checks)
     length = plan.max_sequence_length if to_last_slot else plan.decode_positions.stop
     spare = ROWS * (ROW_PROMPT + ROW_STEPS)
     tokens = choose_tokens(
@@ -165,6 +165,7 @@ def _run(
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},
         golden=_golden(context, results),
+        notes=tuple(note for note in (tokens.caution(len(context.ids_S)),) if note),
         explanation=options.explain(context, results) if options.explain and (failed or options.locate) else None,
     )
 

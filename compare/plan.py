@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from blockexport.models.errors import UsageError
 
@@ -11,6 +12,9 @@ PREFILL = 256
 DECODE = 64
 LAST = 8  # slots at the end of the cache
 CHUNK = 256  # tokens per call on the way there
+STEPS = 64  # single steps that are spread over the whole cache
+DENSE = 4  # of the first slots, each filled by a single step of its own
+GOLDEN = 0.618034  # squares times this, less their whole part, fill the unit interval evenly and in no regular order
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,33 @@ class Plan:
         reached, start = self.decode_positions.stop, max(self.last_positions.start, self.decode_positions.stop)
         calls += [range(p, min(p + CHUNK, start)) for p in range(reached, start, CHUNK)]
         return calls + [range(p, p + 1) for p in range(start, self.max_sequence_length)]
+
+    @cached_property
+    def spread_steps(self) -> list[int]:
+        """Positions of single steps over the whole cache: the first few, the last, and one in each of 64 equal parts.
+
+        Where in its part a step lies differs from part to part, so that no alignment of positions, nor a length of the
+        chunks between them, is left out.
+        """
+        slots = self.max_sequence_length
+        parts = min(STEPS, slots)
+        spread = {int((part + part * part * GOLDEN % 1) * slots / parts) for part in range(parts)}
+        return sorted({*range(min(DENSE, slots)), *spread, slots - 1})
+
+    @property
+    def spread_calls(self) -> list[range]:
+        """The positions of each call of a walk over the whole cache: single steps, and between them chunks."""
+        calls: list[range] = []
+        for step in self.spread_steps:
+            start = calls[-1].stop if calls else 0
+            calls += [range(p, min(p + CHUNK, step)) for p in range(start, step, CHUNK)]
+            calls.append(range(step, step + 1))
+        return calls
+
+    @property
+    def spread_positions(self) -> list[int]:
+        """Those of that walk that are judged wherever they lie: its single steps, and the end of the chunk before."""
+        return sorted({p for step in self.spread_steps for p in (step - 1, step) if p >= 0})
 
 
 def calls_of(sizes: Iterable[int], length: int) -> list[range]:

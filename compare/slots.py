@@ -46,6 +46,19 @@ def mark_slots(decoder: Decoder, mark: Mark) -> None:
         tensor.copy_(mark.pattern(i, tensor))
 
 
+@torch.inference_mode()  # as above
+def copy_to_rows(decoder: Decoder, lengths_B: torch.Tensor) -> None:
+    """Give the decoder as many rows as there are lengths, each with the cache of its one row, filled up to its length.
+
+    Behind it a row keeps what the one row holds there, which it must not see.
+    """
+    one_row = [tensor[:1].clone() for _, tensor in cache_tensors(decoder)]
+    decoder.reset(len(lengths_B))
+    for (_, tensor), held in zip(cache_tensors(decoder), one_row, strict=True):
+        tensor.copy_(held)  # to every row
+    decoder.lengths_B = lengths_B.clone()
+
+
 def unmarked(decoder: Decoder, mark: Mark, slots: range) -> list[str]:
     """Names of the tensors in which one of the `slots` no longer holds the mark."""
     names = []

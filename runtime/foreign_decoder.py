@@ -31,7 +31,7 @@ from blockexport.runtime.onnx_session import open_session, ort, session_options
 if TYPE_CHECKING:
     import onnx
 
-DEFAULT_SLOTS = 512  # room for the judged prompt, its decode steps, and a way to go to the last slots
+DEFAULT_SLOTS = 512  # room for the judged prompt, its decode steps, and a way to go to the last of them
 
 
 def open_foreign(

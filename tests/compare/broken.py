@@ -123,3 +123,27 @@ def second_choice(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.
         best = outputs[0, 0].topk(2)
         outputs[0, 0, best.indices] = best.values.flip(0)
     return outputs
+
+
+def one_step_in_a_gap(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Single steps of one row from position 48 to 54, between the teacher-forced steps and the last slots, are off."""
+    outputs = decoder.sound(inputs, position_ids_BS).clone()
+    if position_ids_BS.shape == (1, 1) and 48 <= int(position_ids_BS) <= 54:
+        outputs[..., 3] += 2e-3
+    return outputs
+
+
+def many_rows(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Four rows and more are off."""
+    outputs = decoder.sound(inputs, position_ids_BS).clone()
+    if decoder.batch_size > 3:
+        outputs[3, ..., 3] += 2e-3
+    return outputs
+
+
+def rows_late_in_the_cache(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """One of several rows is off from position 61 on."""
+    outputs = decoder.sound(inputs, position_ids_BS).clone()
+    if decoder.batch_size > 1:
+        outputs[..., 3] += 2e-3 * (position_ids_BS > 60)
+    return outputs

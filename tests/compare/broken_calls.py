@@ -162,3 +162,13 @@ def never_twice(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Te
         if decoder.runs % 2:  # type: ignore[attr-defined]
             outputs[0, 7, 5] = torch.nextafter(outputs[0, 7, 5], torch.tensor(torch.inf))
     return outputs
+
+
+def late_steps_never_twice(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Every other single step from position 46 on has one logit off by one unit in the last place."""
+    outputs = decoder.sound(inputs, position_ids_BS).clone()
+    if position_ids_BS.shape[1] == 1 and int(position_ids_BS.max()) >= 46:
+        decoder.steps = getattr(decoder, "steps", 0) + 1  # type: ignore[attr-defined]
+        if decoder.steps % 2:  # type: ignore[attr-defined]
+            outputs[0, 0, 5] = torch.nextafter(outputs[0, 0, 5], torch.tensor(torch.inf))
+    return outputs

@@ -66,7 +66,7 @@ DEFECTS: list[tuple[type[Broken], Breaker, set[str], str, str]] = [
     (
         Broken,
         calls.values_off(2, 23),
-        {"slots", "chunked", "batch", "decode", "last-slot", "padding"},
+        {"slots", "chunked", "spread", "batch", "decode", "last-slot", "padding"},
         "slots",
         "of which the values of layer 2: rms error",
     ),
@@ -119,6 +119,7 @@ DEFECTS: list[tuple[type[Broken], Breaker, set[str], str, str]] = [
     (Broken, calls.batch_has_its_own_noise(3e-5), {"batch", "invariance"}, "invariance", "rms error"),
     (Broken, calls.rows_share_a_scale, {"invariance"}, "invariance", "other tokens in the rows beside it move a row"),
     (Broken, calls.never_twice, {"determinism"}, "determinism", "1 differ, by"),
+    (Broken, calls.late_steps_never_twice, {"determinism"}, "determinism", "first position 47"),
 ]
 
 

@@ -29,6 +29,7 @@ ALL = {
     "prefill",
     "decode",
     "chunked",
+    "spread",
     "last-slot",
     "slots",
     "capacity",
@@ -75,25 +76,35 @@ def test_a_sound_decoder_passes_everything(
 DEFECTS: list[tuple[Breaker, set[str]]] = [
     (
         broken.noise_everywhere(3e-5),
-        {"prefill", "decode", "chunked", "last-slot", "padding", "batch", "invariance"},
+        {"prefill", "decode", "chunked", "spread", "last-slot", "padding", "batch", "invariance"},
     ),
-    (broken.noise_at(17, 2e-3), {"prefill", "chunked", "padding", "batch"}),
-    (broken.noise_at(17, float("nan")), {"prefill", "chunked", "causality", "padding", "batch", "invariance"}),
-    (broken.noise_at(40, 2e-3), {"decode"}),
-    (broken.noise_at(40, float("nan")), {"decode"}),
-    (broken.noise_at(40, float("-inf")), {"decode"}),
-    (broken.noise_at(63, 2e-3), {"last-slot"}),
-    (broken.late_slot(36), {"decode", "last-slot", "capacity"}),
-    (broken.late_slot(63), {"last-slot", "capacity"}),
+    (broken.noise_at(17, 2e-3), {"prefill", "chunked", "spread", "padding", "batch"}),
+    (
+        broken.noise_at(17, float("nan")),
+        {"prefill", "chunked", "spread", "causality", "padding", "batch", "invariance"},
+    ),
+    (broken.noise_at(40, 2e-3), {"decode", "spread"}),
+    (broken.noise_at(40, float("nan")), {"decode", "spread"}),
+    (broken.noise_at(40, float("-inf")), {"decode", "spread"}),
+    (broken.noise_at(50, float("nan")), {"spread", "last-slot"}),  # on the way to the last slots
+    (broken.noise_at(63, 2e-3), {"spread", "last-slot", "batch"}),
+    (broken.late_slot(36), {"decode", "spread", "last-slot", "capacity", "batch"}),
+    (broken.late_slot(63), {"spread", "last-slot", "capacity", "batch"}),
     (broken.one_index_for_all_rows, {"batch", "invariance"}),
     (broken.rows_exchange_caches, {"batch", "invariance"}),
     (
         broken.stale_step,
-        {"decode", "chunked", "last-slot", "slots", "capacity", "padding", "batch", "invariance"},
+        {"decode", "chunked", "spread", "last-slot", "slots", "capacity", "padding", "batch", "invariance"},
     ),
-    (broken.second_choice, {"greedy"}),
+    (broken.second_choice, {"greedy", "spread"}),
+    (broken.one_step_in_a_gap, {"spread"}),
+    (broken.many_rows, {"batch"}),
+    (broken.rows_late_in_the_cache, {"batch"}),
     (broken.looks_ahead, {"prefill", "chunked", "causality", "padding", "batch", "invariance"}),
-    (broken.always_the_same, {"prefill", "decode", "chunked", "last-slot", "slots", "padding", "batch", "causality"}),
+    (
+        broken.always_the_same,
+        {"prefill", "decode", "chunked", "spread", "last-slot", "slots", "padding", "batch", "causality"},
+    ),
 ]
 
 
@@ -134,7 +145,7 @@ def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
         tiny,
         chosen,
     )
-    assert failed(late) == {"last-slot", "capacity"}
+    assert failed(late) == {"spread", "last-slot", "capacity", "batch"}
 
 
 def test_parameters(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:

@@ -15,7 +15,7 @@ from blockexport.cli.main import main
 from tests.foreign_files import build_with_genai, changed, export_growing, give_last_logits, with_theta, write_source
 
 THETA = 500_000.0  # of the checkpoints that are wrong; the models are made with 10,000
-APPLIES = {"prefill", "decode", "causality", "batch", "greedy"}
+APPLIES = {"prefill", "decode", "spread", "causality", "batch", "greedy"}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,27 @@ def test_a_file_of_optimums_convention_passes(made: Path, capsys: pytest.Capture
     assert skipped(report).keys() >= {"last-slot", "parameters"}
     assert "grows with the tokens" in skipped(report)["last-slot"]
     positions = report["positions"]
-    assert isinstance(positions, dict) and positions["position"][-1] == 319
+    assert isinstance(positions, dict) and positions["position"][-1] == 511
     assert report["explanation"] is None
+
+
+def _frozen_from_320_on(model: onnx.ModelProto) -> None:
+    """RoPE stands still behind the prompt and the teacher-forced steps."""
+    for node in model.graph.node:
+        node.input[:] = ["frozen" if name == "position_ids" else name for name in node.input]
+    model.graph.initializer.append(helper.make_tensor("frozen.at", onnx.TensorProto.INT64, [], [319]))
+    model.graph.node.insert(0, helper.make_node("Min", ["position_ids", "frozen.at"], ["frozen"]))
+
+
+def test_a_cache_that_grows_is_followed_to_the_end(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = changed(made / "growing.onnx", tmp_path / "odd.onnx", _frozen_from_320_on)
+    verdicts, report = judged(path, made / "source", capsys, code=1)
+    assert {name for name, verdict in verdicts.items() if verdict == "fail"} == {"spread"}
+    assert "last-slot" in skipped(report)
+    verdicts, _ = judged(path, made / "source", capsys, "-M", 320, code=0)
+    assert set(verdicts.values()) == {"pass"}
 
 
 def test_a_wrong_theta_is_named(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
