@@ -50,9 +50,8 @@ class CacheFlow:
     @cached_property
     def inputs(self) -> set[str]:
         """Graph inputs that are caches."""
-        roots = {root for past in self.written for root in self.moved_from(past) if root in self.graph.inputs}
         named = {name for name in self.graph.inputs if name.startswith(("past_key", "past_value"))}
-        return roots | named | set(self.pairs.values())
+        return named | set(self.pairs.values())
 
     def holds_cache(self, name: str) -> bool:
         """True when a value is made from a cache, by whatever operators, with the cache's slots still in it."""
@@ -111,5 +110,4 @@ class CacheFlow:
         left, right = self.graph.sizes_of(one), self.graph.sizes_of(other)
         if left is None or right is None or len(left) != len(right) or len(left) < _RANK:
             return False
-        same = all(a == b for axis, (a, b) in enumerate(zip(left, right, strict=True)) if axis != len(left) - 2)
-        return same and self.graph.type_of(one) == self.graph.type_of(other)
+        return all(a == b for axis, (a, b) in enumerate(zip(left, right, strict=True)) if axis != len(left) - 2)
