@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -87,11 +86,10 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> 
             report = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
         if report is not None and report.exit_code == EXIT_BAD:
             return _refuse(report)
-        for name in names:
-            os.replace(folder / name, bundle / name)
+        sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
+        add_files(bundle, {name: folder / name for name in names}, sources)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    add_files(bundle, names, manifest.files[ONNX_FILE].made_from)
     return _tell(bundle, report, quiet=quiet)
 
 

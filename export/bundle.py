@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from blockexport.export.disk import check_parents, disk_errors
-from blockexport.export.manifest import MANIFEST, FileEntry, Manifest, sha256_of, update_manifest, write_manifest
+from blockexport.export.manifest import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    sha256_of,
+    write_beside_manifest,
+    write_manifest,
+)
+from blockexport.export.partial import locked, rename_together
 from blockexport.models.errors import UsageError
 
 
@@ -81,15 +90,48 @@ def file_entries(folder: Path, names: Iterable[str], made_from: dict[str, str] |
     }
 
 
-def add_files(folder: Path, names: Iterable[str], made_from: Iterable[str]) -> Manifest:
-    """Enter files written into a sealed bundle into its manifest; `made_from` names the files they derive from."""
-    made, origin = tuple(names), tuple(made_from)
+def add_files(
+    folder: Path,
+    files: Mapping[str, Path],
+    made_from: Mapping[str, str],
+    change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+) -> Manifest:
+    """Move files into a sealed bundle and enter them into its manifest, all or none; older ones are replaced.
 
-    def enter(manifest: Manifest) -> Manifest:
-        sources = {name: manifest.files[name].sha256 for name in origin}
-        return replace(manifest, files={**manifest.files, **file_entries(folder, made, sources)})
+    Other processes may be doing the same: what they enter stays.
 
-    return update_manifest(folder, enter)
+    Args:
+        folder: the bundle.
+        files: names in the bundle, and where on its file system the files were made.
+        made_from: the bundle's files that they derive from, with the sha256 of what was read.
+        change: what else to change in the manifest.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        UsageError: something they derive from has changed by now, or the disk is full. The bundle is as before.
+    """
+    names = ", ".join(files)
+    if not all(path.is_file() for path in files.values()):
+        raise UsageError(f"{folder} was replaced while {names} was made, which went with it: make it again")
+    entries = {name: FileEntry(sha256_of(path), path.stat().st_size, dict(made_from)) for name, path in files.items()}
+    with locked(folder):
+        manifest = read_manifest(folder)
+        now = {name: entry.sha256 for name, entry in manifest.files.items()}
+        if any(now.get(name) != sha256 for name, sha256 in made_from.items()):
+            raise UsageError(
+                f"{folder} was exported again while {names} was made, which is therefore of the older model and was "
+                "not added: make it again"
+            )
+        updated = change(replace(manifest, files={**manifest.files, **entries}))
+        beside = write_beside_manifest(folder, updated)
+        try:
+            moves = [(path, folder / name) for name, path in files.items()]
+            rename_together([*moves, (beside, folder / MANIFEST)])
+        finally:
+            beside.unlink(missing_ok=True)
+    return updated
 
 
 def _make_parents(parent: Path) -> list[Path]:

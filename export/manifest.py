@@ -12,13 +12,13 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blockexport.export.disk import disk_errors
-from blockexport.export.partial import locked, partial_path
+from blockexport.export.partial import partial_path
 from blockexport.models import io_names
 from blockexport.models.config import ModelConfig
 from blockexport.models.errors import UsageError
@@ -123,7 +123,7 @@ def combined_digest(digests: Iterable[str]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace a bundle's manifest atomically. Changing that of a sealed bundle is `update_manifest`'s."""
+    """Write or replace a bundle's manifest atomically. A sealed bundle's is changed by `add_files`."""
     partial = write_beside_manifest(folder, manifest)
     try:
         os.replace(partial, folder / MANIFEST)
@@ -147,17 +147,6 @@ def write_beside_manifest(folder: Path, manifest: Manifest) -> Path:
         partial.unlink(missing_ok=True)
         raise
     return partial
-
-
-def update_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Replace a sealed bundle's manifest by `change` of it; what other processes enter at the same time stays.
-
-    Returns the new manifest.
-    """
-    with locked(folder):
-        manifest = change(read_manifest(folder))
-        write_manifest(folder, manifest)
-    return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -12,18 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from blockexport.export.bundle import add_files
 from blockexport.export.disk import check_free_space
-from blockexport.export.manifest import (
-    MANIFEST,
-    ONNX_FILE,
-    FileEntry,
-    Manifest,
-    Port,
-    read_manifest,
-    sha256_of,
-    write_beside_manifest,
-)
-from blockexport.export.partial import locked, partial_path, remove_abandoned, rename_together
+from blockexport.export.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
+from blockexport.export.partial import partial_path, remove_abandoned
 from blockexport.export.trt_adapter import Adapter, BuildOptions
 from blockexport.export.trt_network import Profile
 from blockexport.models.errors import UsageError
@@ -208,8 +200,6 @@ def _create(partial: Path) -> None:
 def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, built_from: Manifest) -> Manifest:
     """Put a finished engine into its place and its entry into the manifest; an older one is replaced.
 
-    Other processes may have changed the manifest while the engine was built: what they entered stays.
-
     Args:
         folder: the bundle.
         partial: the engine, where `staged_engine` said.
@@ -218,30 +208,13 @@ def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, bui
         built_from: the manifest that the build began with.
 
     Returns:
-        The new manifest.
+        The new manifest, with all that other processes have entered meanwhile.
 
     Raises:
         UsageError: the bundle has another graph or other weights by now, or the disk is full. The bundle is as before.
     """
-    sources = sources_of(folder, built_from)
-    if not partial.is_file():
-        raise UsageError(f"{folder} was replaced while the engine was built, which went with it: build it again")
-    file = FileEntry(sha256_of(partial), partial.stat().st_size, sources)
-    with locked(folder):
-        manifest = read_manifest(folder)
-        if sources_of(folder, manifest) != sources:
-            raise UsageError(
-                f"{folder} was exported again while the engine was built, which is therefore of the older graph or "
-                "weights and was not added: build it again"
-            )
-        updated = replace(
-            manifest,
-            files={**manifest.files, name: file},
-            engines={**manifest.engines, name: entry.to_json()},
-        )
-        beside = write_beside_manifest(folder, updated)
-        try:
-            rename_together([(partial, folder / name), (beside, folder / MANIFEST)])
-        finally:
-            beside.unlink(missing_ok=True)
-    return updated
+
+    def enter(manifest: Manifest) -> Manifest:
+        return replace(manifest, engines={**manifest.engines, name: entry.to_json()})
+
+    return add_files(folder, {name: partial}, sources_of(folder, built_from), enter)

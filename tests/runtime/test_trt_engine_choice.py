@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockexport.export.manifest import read_manifest, update_manifest
+from blockexport.export.manifest import read_manifest, write_manifest
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime import trt_decoder
@@ -90,7 +90,8 @@ def test_a_bad_engine_is_passed_over_with_a_warning(harm: str, bundle: Path, cap
         "entry": {"backend": BACKEND},
     }
     if harm in changes:
-        update_manifest(bundle, lambda manifest: replace(manifest, engines={**manifest.engines, name: changes[harm]}))
+        manifest = read_manifest(bundle)
+        write_manifest(bundle, replace(manifest, engines={**manifest.engines, name: changes[harm]}))
     elif harm == "cut short":
         (bundle / name).write_bytes(b"short")
     else:
