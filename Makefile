@@ -3,7 +3,7 @@
 #   make demo        SmolLM2-135M-Instruct to a proven ONNX bundle, and a question answered from it
 #   make test        lint, types, import contracts and the tests (about ten minutes at most on two cores)
 #   make test-full   the same with the long runs that `make test` samples
-#   make test-gpu    the tests that need a GPU; fails where there is none
+#   make test-gpu    the tests that need a GPU; fails where there is none. Its last line says what was tested, and on what
 #   make lint        ruff, mypy and import-linter alone
 #   make clean       removes what make made, the virtual environment included
 

@@ -1,13 +1,18 @@
-"""Rules for the whole suite: what a test marked `gpu` does on a machine without one."""
+"""Rules for the whole suite: what a test marked `gpu` does on a machine without one, and how a run on a GPU ends."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from tests.support import absent
+from tests import gpu_run
 
 TABLE = "table"
 """The property (`record_property`) under which a test hands in a line for a table at the end of the run."""
+
+MACHINE = pytest.StashKey[gpu_run.Machine]()
+HEADLINE = pytest.StashKey[str]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -24,11 +29,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line("\n".join(told))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With BLOCKEXPORT_REQUIRE_GPU=1, end a run that could test nothing before it begins."""
+    if os.environ.get(gpu_run.VARIABLE) == "1":
+        session.config.stash[MACHINE] = gpu_run.look_at_machine()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Find the headline of a run that requires a GPU; a run that tested nothing has not passed."""
+    machine = session.config.stash.get(MACHINE, None)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if machine is not None and reporter is not None:
+        session.config.stash[HEADLINE], session.exitstatus = gpu_run.headline(machine, reporter.stats, exitstatus)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print that headline as the last line."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and HEADLINE in config.stash:
+        reporter.write_line(config.stash[HEADLINE], bold=True)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests marked `gpu` where torch sees no CUDA device, or fail them when BLOCKEXPORT_REQUIRE_GPU=1."""
+    """Skip tests marked `gpu` where torch sees no CUDA device."""
     if item.get_closest_marker("gpu") is None:
         return
     import torch
 
     if not torch.cuda.is_available():
-        absent("torch sees no CUDA device", "BLOCKEXPORT_REQUIRE_GPU")
+        pytest.skip("torch sees no CUDA device")

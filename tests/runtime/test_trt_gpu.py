@@ -25,7 +25,7 @@ from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.trt_decoder import TensorRtDecoder
 from tests.export.trt_support import add_engine
 from tests.exported import export, random_model
-from tests.support import absent, shared_path, smollm2_gguf
+from tests.support import shared_path, smollm2_gguf
 
 pytestmark = pytest.mark.gpu
 
@@ -34,17 +34,11 @@ ROWS, PREFILL, SLOTS = 3, 24, 64
 
 @pytest.fixture(params=BACKENDS)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
-    """Each backend that is installed and serves this GPU; where there is none at all, the run must not look good."""
-    reasons: dict[str, str] = {}
-    for name in BACKENDS:
-        try:
-            load_backend(name).targets(())
-        except BlockexportError as error:
-            reasons[name] = str(error)
-    if len(reasons) == len(BACKENDS):
-        absent(f"no TensorRT for this GPU: {reasons}", "BLOCKEXPORT_REQUIRE_GPU")
-    if request.param in reasons:
-        pytest.skip(reasons[request.param])
+    """Each backend that is installed and serves this GPU; `make test-gpu` does not begin where there is none at all."""
+    try:
+        load_backend(request.param).targets(())
+    except BlockexportError as error:
+        pytest.skip(str(error))
     return load_backend(request.param)
 
 
