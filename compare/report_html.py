@@ -58,7 +58,7 @@ def _header(data: Mapping[str, Any], kind: str) -> str:
         if arithmetic["is_target"]
         else (f'<p class="caution">The arithmetic is not the target’s: {full_stop(arithmetic["note"])}</p>')
     )
-    caution += "".join(f'<p class="caution">Note: {full_stop(capital(note))}</p>' for note in data["notes"])
+    caution += "".join(f'<p class="caution">Note: {full_stop(note)}</p>' for note in data["notes"])
     return (
         f'<header><div><p class="eyebrow">{escape(what)}</p>'
         f'<h1 id="verdict"><svg viewBox="0 0 32 32" aria-hidden="true">{_SIGNS[kind]}</svg>'
@@ -85,8 +85,7 @@ def _key_figures(data: Mapping[str, Any]) -> str:
         entries.append((f"{wrong:,}", f"likeliest tokens that differ; {plural(ties, 'tie')}"))
     if data["positions"]:
         count, slots = len(data["positions"]["position"]), data["artifact"]["max_sequence_length"]
-        reach = f", to the last of {slots:,} slots" if data["tokens"]["last"] else ""
-        entries.append((f"{count:,}", f"positions judged one by one{reach}"))
+        entries.append((f"{count:,}", f"positions in the plot below, of {slots:,} slots"))
     cells = "".join(f"<div><dt>{words}</dt><dd>{number}</dd></div>" for number, words in entries)
     return f'<dl class="key">{cells}</dl>' if cells else ""
 
@@ -136,7 +135,7 @@ def _difference(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     parts = (
         ("First difference", _place(explanation)),
         ("Likely cause", _causes(explanation) if known else ""),
-        ("Not explained", "".join(f"<p>{full_stop(capital(said))}</p>" for said in explanation["remarks"])),
+        ("What else is known", "".join(f"<p>{full_stop(capital(said))}</p>" for said in explanation["remarks"])),
     )
     said = "".join(f'<div class="finding"><h3>{title}</h3>{body}</div>' for title, body in parts if body)
     return said if known else _complaints(data) + said
@@ -186,7 +185,7 @@ def _causes(explanation: Mapping[str, Any]) -> str:
     causes = explanation["causes"]
     alike = [cause for cause in causes if cause["alike"]]
     if not causes:
-        said = "".join(f"<p>{full_stop(capital(message))}</p>" for message in explanation["file"]) + _none(explanation)
+        said = "".join(f"<p>{full_stop(message)}</p>" for message in explanation["file"]) + _none(explanation)
     elif len(alike) > 1:
         said = "<p>These cannot be told apart on the given tokens:</p>" + _cause_list(alike)
     else:

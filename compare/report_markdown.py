@@ -15,7 +15,7 @@ def to_markdown(report: Report) -> str:
         "",
         f"{report.summary}.",
         "",
-        *(line for note in report.notes for line in (f"Note: {full_sentence(note)}", "")),
+        *(line for note in report.notes for line in (f"Note: {note}.", "")),
         *_explanation(report),
         f"- Backend: {artifact['backend']}; {artifact['arithmetic']['note']}.",
         f"- Arithmetic is the target's: {'yes' if artifact['arithmetic']['is_target'] else 'no'}.",

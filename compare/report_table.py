@@ -24,7 +24,7 @@ def render_table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict])]
     if report.explanation is not None:
         parts += [Text(full_sentence(said), style="bold") for said in report.explanation.sentences]
-    parts += [Text(f"Note: {full_sentence(note)}", style="yellow") for note in report.notes]
+    parts += [Text(f"Note: {note}.", style="yellow") for note in report.notes]
     parts += [Text(""), table, *(Text(note, style="dim") for note in footnotes(report))]
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
     parts += [Text(""), *troubles] if troubles else []

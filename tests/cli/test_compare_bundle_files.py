@@ -164,7 +164,7 @@ def test_files_that_are_not_the_manifests_are_judged_and_named(
         return
     sentence = f"{said} that the manifest lists, by size or SHA-256: judged is what lies there now"
     assert report["notes"] == [sentence]
-    shown = f"Note: {sentence[0].upper()}{sentence[1:]}."
+    shown = f"Note: {sentence}."
     assert shown in out and f"\n{shown}\n" in markdown and shown in html
 
 

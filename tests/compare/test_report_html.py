@@ -162,7 +162,7 @@ def test_every_finding_has_its_words(pages: dict[str, Data]) -> None:
     page = to_html(data)
     assert "In the calls of greedy." in page and "Slot 40 is wrong." in page
     assert "It is 1.1 times eager’s. The first NaN or infinity is in layer 2, down projection." in page
-    assert "Not explained" in page and "Batch: not located; rows differ." in page
+    assert "What else is known" in page and "Batch: not located; rows differ." in page
     found["located"]["finite"] = False
     assert "It is NaN or infinite." in to_html(data)
 
@@ -171,7 +171,7 @@ def test_what_the_file_says_is_the_cause_where_no_defect_is(pages: dict[str, Dat
     data = copy.deepcopy(pages["located"])
     found = data["explanation"]
     found["file"] = ["model.norm.weight is 1.05 times the checkpoint's"]
-    assert "Model.norm.weight is 1.05 times" not in to_html(data)
+    assert "model.norm.weight is 1.05 times" not in to_html(data)
     near = found["causes"][0]
     found |= {"causes": [], "nearest": {**near, "rms": 1e-3}, "error": 0.5}
     page = to_html(data)
