@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -119,6 +120,8 @@ def run() -> int:
     takes a fifth of an export's time, and once more at the end; frozen objects are left to the operating system.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
+    # As Ctrl-C does: what is half-written is removed on the way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = main()
     gc.freeze()
     return code
