@@ -25,7 +25,7 @@ class WeightDifference:
 
 
 def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
-    """Whether `found` holds the bits that an export in its type writes for the checkpoint's tensor `name`.
+    """Whether `found` holds the bits that an export in its type writes for the checkpoint's tensor `name` of its shape.
 
     Read and converted a piece at a time: beside the file's pages only the tensor of the checkpoint is in memory.
     """
@@ -34,7 +34,7 @@ def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
         if not same_bits(flat[done : done + len(wanted)], wanted):
             return False
         done += len(wanted)
-    return done == len(flat)
+    return True
 
 
 def describe_difference(
