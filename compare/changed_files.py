@@ -27,9 +27,9 @@ def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, 
     changed = [name for name in names if not _is_listed(folder / name, manifest.files.get(name))]
     if not changed:
         return ()
-    verb = "is not the file" if len(changed) == 1 else "are not the files"
     return (
-        f"{' and '.join(changed)} {verb} that the manifest lists, by size or SHA-256: judged is what lies there now",
+        f"the content of {' and '.join(changed)} is not what the manifest lists (by size or SHA-256): judged is what "
+        "lies there now",
     )
 
 

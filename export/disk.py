@@ -42,7 +42,9 @@ def disk_errors(folder: Path) -> Iterator[None]:
                 "free some, or choose another output folder"
             ) from error
         where = error.filename or folder
-        raise UsageError(f"{where} cannot be read or written: {error.strerror or error}") from error
+        raise UsageError(
+            f"{where} cannot be read or written: {error.strerror or error}. Choose another path"
+        ) from error
 
 
 @contextmanager

@@ -135,11 +135,11 @@ def unlisted(bundle: Path) -> None:
     ("changes", "said"),
     [
         ([], None),
-        ([edited_graph], "model.onnx is not the file"),
-        ([longer_weights], "model.safetensors is not the file"),
-        ([other_rope], "rope.safetensors is not the file"),
-        ([unlisted], "model.onnx is not the file"),
-        ([edited_graph, longer_weights], "model.onnx and model.safetensors are not the files"),
+        ([edited_graph], "model.onnx"),
+        ([longer_weights], "model.safetensors"),
+        ([other_rope], "rope.safetensors"),
+        ([unlisted], "model.onnx"),
+        ([edited_graph, longer_weights], "model.onnx and model.safetensors"),
     ],
 )
 def test_files_that_are_not_the_manifests_are_judged_and_named(
@@ -162,7 +162,9 @@ def test_files_that_are_not_the_manifests_are_judged_and_named(
         assert report["notes"] == []
         assert not any("Note:" in text for text in (out, markdown, html))
         return
-    sentence = f"{said} that the manifest lists, by size or SHA-256: judged is what lies there now"
+    sentence = (
+        f"the content of {said} is not what the manifest lists (by size or SHA-256): judged is what lies there now"
+    )
     assert report["notes"] == [sentence]
     shown = f"Note: {sentence}."
     assert shown in out and f"\n{shown}\n" in markdown and shown in html
@@ -184,7 +186,7 @@ def test_a_tokenizer_counts_where_the_manifest_lists_it(bundle: Path) -> None:
     for change in (lambda: path.write_text("[]"), path.unlink):
         change()
         (said,) = changed_files(bundle, listed, "eager")
-        assert said.startswith("tokenizer.json is not the file that the manifest lists")
+        assert said.startswith("the content of tokenizer.json is not what the manifest lists")
 
 
 def test_a_check_that_was_asked_for_and_does_not_apply_is_not_judged(
@@ -279,3 +281,4 @@ def test_an_output_where_nothing_can_be_made(
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.count("\n") == 1
         assert "cannot be made" in captured.err or "cannot be read or written" in captured.err
+        assert "hoose another p" in captured.err
