@@ -147,3 +147,22 @@ def rows_late_in_the_cache(decoder: Broken, inputs: torch.Tensor, position_ids_B
     if decoder.batch_size > 1:
         outputs[..., 3] += 2e-3 * (position_ids_BS > 60)
     return outputs
+
+
+def gain(factor: float) -> Breaker:
+    """What a call stores as keys of layer 1 is too large by `factor`."""
+
+    def run(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        outputs = decoder.sound(inputs, position_ids_BS)
+        decoder._past[2][:, :, int(position_ids_BS[0, 0]) : int(position_ids_BS[0, -1]) + 1] *= factor
+        return outputs
+
+    return run
+
+
+def slots_exchanged(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """The first two slots of layer 2's values change places once both are written."""
+    outputs = decoder.sound(inputs, position_ids_BS)
+    if int(position_ids_BS[0, 0]) <= 1 <= int(position_ids_BS[0, -1]):
+        decoder._past[5][:, :, [0, 1]] = decoder._past[5][:, :, [1, 0]]
+    return outputs

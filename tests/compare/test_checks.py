@@ -220,3 +220,42 @@ def test_one_check_runs_only_what_it_needs(tiny: Checkpoint, eager: Callable[...
     report = judge(eager(tiny, M), tiny, options(tiny, checks=("decode",)))
     assert [result.name for result in report.checks] == ["decode"]
     assert report.tokens["count"] == 32 + 12 and report.tokens["last"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tokens_that_are_all_but_the_same_are_no_failure(
+    eager: Callable[..., EagerDecoder], dtype: torch.dtype
+) -> None:
+    twins, clones = random_checkpoint(TINY), random_checkpoint(TINY)
+    table_VD = twins.tensors["model.embed_tokens.weight"]
+    table_VD[1::2] = table_VD[:-1:2] * (1 + 1e-8)  # id and id + 1, the last one aside
+    clones.tensors["model.embed_tokens.weight"][:] = table_VD[3]
+    for checkpoint, moves in ((twins, True), (clones, False)):
+        report = judge(eager(checkpoint, M, dtype), checkpoint, options(checkpoint, checks=("causality",)))
+        assert report.verdict is Verdict.PASS, report.checks[0]
+        figures = report.checks[0].figures
+        assert all((change["effect"] > 8 * figures["limit"]) is moves for change in figures["changes"])
+        deaf = judge(
+            Broken(eager_model(checkpoint, dtype), M, broken.always_the_same),
+            checkpoint,
+            options(checkpoint, checks=("causality",)),
+        )
+        assert (failed(deaf) == {"causality"}) is moves
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_wrong_slots_of_a_tiny_cache_fail(tiny: Checkpoint, slots: int) -> None:
+    def judged(breaker: Breaker, dtype: torch.dtype) -> Report:
+        decoder = Broken(eager_model(tiny, dtype), slots, breaker)
+        return judge(decoder, tiny, JudgeOptions(backend="eager", checks=("slots",)))
+
+    for dtype in (torch.float32, torch.float16):
+        assert judged(broken.gain(1.0), dtype).verdict is Verdict.PASS
+        assert failed(judged(broken.gain(1.05), dtype)) == {"slots"}
+        assert slots == 1 or failed(judged(broken.slots_exchanged, dtype)) == {"slots"}
+
+
+def test_few_different_tokens_are_a_note(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
+    report = judge(eager(tiny, M), tiny, options(tiny, token_ids=[5, 6], checks=("prefill",)))
+    assert [note[:32] for note in report.notes] == ["only 2 different tokens among th"]
+    assert not judge(eager(tiny, M), tiny, options(tiny, checks=("prefill",))).notes

@@ -9,7 +9,7 @@ import torch
 
 from blockexport.compare.errors import Errors, measure
 from blockexport.compare.noise import floor_of, judge_errors
-from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW, TIE_FACTOR
+from blockexport.compare.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW, RMS_FACTOR_FEWEST, TIE_FACTOR
 
 P, V = 70, 300
 
@@ -41,7 +41,15 @@ def test_noise_of_the_same_size_passes() -> None:
     assert found.passed and found.rms_ratio == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize(("positions", "limit"), [(63, RMS_FACTOR_FEW.value), (64, RMS_FACTOR.value)])
+@pytest.mark.parametrize(
+    ("positions", "limit"),
+    [
+        (7, RMS_FACTOR_FEWEST.value),
+        (8, RMS_FACTOR_FEW.value),
+        (63, RMS_FACTOR_FEW.value),
+        (64, RMS_FACTOR.value),
+    ],
+)
 def test_the_rms_limit_is_a_limit_and_is_wider_for_few_positions(positions: int, limit: float) -> None:
     few = range(positions)
     floor = floor_of([noisy(1e-5, 1).select(few)], torch.float32)
