@@ -15,8 +15,8 @@ def to_markdown(report: Report) -> str:
         "",
         f"{report.summary}.",
         "",
-        *(line for note in report.notes for line in (f"Note: {note}.", "")),
         *_explanation(report),
+        *(line for note in report.notes for line in (f"Note: {note}.", "")),
         f"- Backend: {artifact['backend']}; {artifact['arithmetic']['note']}.",
         f"- Arithmetic is the target's: {'yes' if artifact['arithmetic']['is_target'] else 'no'}.",
         f"- Artifact: {artifact['model_type']}, {artifact['precision']}, {artifact['max_sequence_length']} cache slots"
