@@ -12,6 +12,7 @@ from blockexport.export.trt_finding import Fate
 from blockexport.export.trt_lint import lint
 from blockexport.models.errors import UsageError
 from tests.export.lint_support import (
+    NEW,
     READ,
     WRITES,
     assert_builds,
@@ -89,6 +90,7 @@ def test_a_local_function_is_no_trap_by_itself(tmp_path: Path) -> None:
 def test_attention_in_a_branch_that_is_chosen_at_run_time_is_found(rule: str, tmp_path: Path) -> None:
     model = with_inputs(_in_if(TRAPS[rule]), "condition")
     assert rules(model) == {"attention-form", rule}
+    assert found(model, rule).fate is Fate.ERRATIC
     good = with_inputs(_in_if(attend(*READ)), "condition")
     assert rules(good) == {"attention-form"}
     assert len(found(good, "attention-form").nodes) == 2
@@ -144,6 +146,30 @@ def test_the_body_of_a_loop_is_looked_through() -> None:
     assert rules(_looped(fresh)) == {"attention-form"}
 
 
+def test_a_loop_keeps_apart_what_it_carries() -> None:
+    """Keys that go round beside a cache do not come from it."""
+    types = [value("step", TensorProto.INT64, []), value("going", TensorProto.BOOL, [])]
+    body = helper.make_graph(
+        [
+            node("Identity", ["going"], ["go_on"]),
+            node("Identity", ["cached"], ["cached_out"]),
+            node("Identity", ["fresh"], ["fresh_out"]),
+            node("Attention", ["query", "fresh", "fresh"], ["result"], is_causal=1),
+        ],
+        "body",
+        [*types, value("cached", HALF, CACHE), value("fresh", HALF, NEW)],
+        [types[1], value("cached_out", HALF, CACHE), value("fresh_out", HALF, NEW), value("result", HALF, None)],
+    )
+    body.output[0].name = "go_on"
+    results = ["last_keys", "last_fresh", "mixed"]
+    loop = node("Loop", ["trips", "condition", "present_key", "key"], results, "loop", body=body)
+    model = with_inputs(cached_attention([WRITES[0], loop], initializers=[TRUE]), "query", "trips")
+    assert rules(model) == {"attention-form"}
+    last = attend("query", "last_keys", "last_keys", is_causal=1, outputs=("after",))
+    model = with_inputs(cached_attention([WRITES[0], loop, last], initializers=[TRUE]), "query", "trips")
+    assert rules(model) == {"attention-form", "causal-cache"}
+
+
 def test_the_body_of_a_scan_is_looked_through() -> None:
     body = helper.make_graph(
         [
@@ -160,6 +186,22 @@ def test_the_body_of_a_scan_is_looked_through() -> None:
     model.graph.input.append(value("queries", HALF, [4, *MIXED]))
     onnx.checker.check_model(model)
     assert rules(model) == {"attention-form", "causal-cache"}
+
+
+def test_a_scan_keeps_apart_what_it_carries_and_what_it_walks_along() -> None:
+    body = helper.make_graph(
+        [
+            node("Identity", ["keys"], ["keys_out"]),
+            node("Attention", ["one_query", "one_query", "one_query"], ["mixed"], "inner", is_causal=1),
+        ],
+        "body",
+        [value("keys", HALF, CACHE), value("one_query", HALF, MIXED)],
+        [value("keys_out", HALF, CACHE), value("mixed", HALF, MIXED)],
+    )
+    scan = node("Scan", ["present_key", "queries"], ["last_keys", "stacked"], "scan", body=body, num_scan_inputs=1)
+    model = cached_attention([WRITES[0], scan])
+    model.graph.input.append(value("queries", HALF, [4, *MIXED]))
+    assert rules(model) == {"attention-form"}
 
 
 def test_a_function_that_calls_itself_is_refused() -> None:

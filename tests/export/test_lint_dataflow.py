@@ -32,6 +32,7 @@ from tests.export.trt_support import (
     HEAD_DIM,
     HEADS,
     LENGTH,
+    MIXED,
     SLOTS,
     attend,
     cached_attention,
@@ -127,6 +128,11 @@ def test_any_reader_of_a_cache_before_its_write_is_found() -> None:
         extra = [value("total", HALF, shape)]
         model = cached_attention([*WRITES, attend(*READ), reader], extra_outputs=extra)
         assert rules(model) == {"stale-cache"}
+    update = write_cache("past_value", "past_key", "present_value")
+    assert rules(cached_attention([WRITES[0], update, attend(*READ)])) == {"stale-cache"}
+    typed = node("CastLike", ["query", "past_key"], ["total"])
+    model = cached_attention([*WRITES, attend(*READ), typed], extra_outputs=[value("total", HALF, MIXED)])
+    assert lint(model) == []
     size = node("Shape", ["past_key"], ["total"])
     model = cached_attention([*WRITES, attend(*READ), size], extra_outputs=[value("total", TensorProto.INT64, [4])])
     assert lint(model) == []
@@ -140,7 +146,7 @@ def _key_cache(*nodes: onnx.NodeProto, key: str = "present_key", **options: Any)
 
 def _renamed(original: onnx.ModelProto) -> onnx.ModelProto:
     """The model with names for its caches that follow no convention."""
-    model = onnx.ModelProto.FromString(original.SerializeToString())
+    model: onnx.ModelProto = onnx.ModelProto.FromString(original.SerializeToString())
     names = {"past_key": "k_in", "past_value": "v_in", "present_key": "k_out", "present_value": "v_out"}
     for item in model.graph.node:
         item.input[:] = [names.get(name, name) for name in item.input]
@@ -242,6 +248,19 @@ def test_a_cache_that_is_only_read_is_known_by_its_name() -> None:
     names = ("query", "past_key", "past_value")
     assert rules(cached_attention([attend(*names, is_causal=1)])) == {"causal-cache"}
     assert lint(_renamed(cached_attention([attend(*names, is_causal=1)]))) == []
+
+
+def test_a_cache_of_values_alone_is_a_cache() -> None:
+    attention = attend("query", "key", "present_value", is_causal=1)
+    assert rules(cached_attention([WRITES[1], attention])) == {"causal-cache"}
+
+
+def test_what_stands_between_a_cache_and_the_graphs_ends_is_told_once() -> None:
+    behind = [write_cache("past_key", "key", "written"), node("Identity", ["written"], ["present_key"])]
+    assert rules(_key_cache(*behind, key="written")) == {"cache-not-output"}
+    stored = _key_cache(WRITES[0])
+    stored.graph.initializer.append(constant("past_key", np.zeros((1, 2, SLOTS, HEAD_DIM)), np.float16))
+    assert rules(stored) == {"cache-not-input"}
 
 
 def test_the_size_of_a_cache_is_not_its_content() -> None:
