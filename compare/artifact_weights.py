@@ -58,21 +58,24 @@ def artifact_weights(folder: Path, backend: str) -> Callable[[], ArtifactWeights
 def _onnx_weights(path: Path) -> ArtifactWeights:
     import onnx
 
-    graph = onnx.load(path, load_external_data=False).graph
-    tensors = {name: tensor for name, tensor in floating_tensors(graph).items() if name not in _TABLES}
-    shapes = {name: tuple(tensor.dims) for name, tensor in tensors.items()}
-    return ArtifactWeights(shapes, lambda name: onnx_tensor(tensors[name], path.parent))
+    return initialisers(onnx.load(path, load_external_data=False), path.parent)
 
 
-def floating_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """The floating-point initialisers of one dimension or more, by name."""
+def initialisers(model: onnx.ModelProto, folder: Path) -> ArtifactWeights:
+    """The floating-point initialisers of one dimension or more of a file that lies in `folder`."""
     import onnx
 
     floating = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-    return {tensor.name: tensor for tensor in graph.initializer if tensor.dims and tensor.data_type in floating}
+    tensors = {
+        tensor.name: tensor
+        for tensor in model.graph.initializer
+        if tensor.dims and tensor.data_type in floating and tensor.name not in _TABLES
+    }
+    shapes = {name: tuple(tensor.dims) for name, tensor in tensors.items()}
+    return ArtifactWeights(shapes, lambda name: _onnx_tensor(tensors[name], folder))
 
 
-def onnx_tensor(tensor: onnx.TensorProto, folder: Path) -> torch.Tensor:
+def _onnx_tensor(tensor: onnx.TensorProto, folder: Path) -> torch.Tensor:
     """The values of an initialiser of a file in `folder`; external data is mapped.
 
     Raises:

@@ -8,6 +8,7 @@ from math import prod
 from blockexport.compare.artifact_weights import ArtifactWeights
 from blockexport.compare.check import CheckResult, Verdict, check
 from blockexport.compare.context import CheckContext
+from blockexport.compare.foreign_weights import corresponding, hold_foreign
 from blockexport.compare.weight_difference import describe_difference, same_values
 from blockexport.models.arithmetic import count_parameters
 from blockexport.models.tensor_names import expected_tensors
@@ -16,9 +17,11 @@ DESCRIBED = 3  # tensors whose difference is described; finding whose values one
 
 
 def _no_file(context: CheckContext) -> str | None:
-    if context.decoder.foreign is not None:
+    if context.weights is None:
+        return "this backend runs no file of the bundle"
+    if context.decoder.foreign is not None and not corresponding(context.weights().shapes):
         return "another tool's file names and lays out its weights in its own way"
-    return "this backend runs no file of the bundle" if context.weights is None else None
+    return None
 
 
 @check("parameters", "the file's weights: their number, shapes and values", order=60, inapplicable=_no_file)
@@ -26,6 +29,8 @@ def parameters(context: CheckContext) -> CheckResult:
     """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
     assert context.weights is not None
     weights = context.weights()
+    if context.decoder.foreign is not None:
+        return _foreign(context, weights)
     wanted = expected_tensors(context.config, headless=context.decoder.headless)
     count, expected = sum(prod(shape) for shape in weights.shapes.values()), _expected_count(context)
     complaints = _wrong_shapes(weights.shapes, wanted)
@@ -42,6 +47,18 @@ def parameters(context: CheckContext) -> CheckResult:
         message += ", every value the checkpoint's to the bit"
     verdict = Verdict.FAIL if complaints else Verdict.PASS
     return CheckResult("parameters", verdict, "; ".join(complaints) or message, figures)
+
+
+def _foreign(context: CheckContext, weights: ArtifactWeights) -> CheckResult:
+    """Of another tool's file: what it plainly holds is the checkpoint's. How it lays out the rest is its own matter."""
+    held = hold_foreign(weights, context.checkpoint, context.progress)
+    figures = {"same": held.same, "differing": held.differing, "not_compared": held.not_compared}
+    if held.said:
+        return CheckResult("parameters", Verdict.FAIL, "; ".join(held.said), figures)
+    message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
+    if held.not_compared:
+        message += f"; the others ({held.not_compared[0]} first) it lays out in its own way, and they were not compared"
+    return CheckResult("parameters", Verdict.PASS, message, figures)
 
 
 def _expected_count(context: CheckContext) -> int:
@@ -79,7 +96,7 @@ def _wrong_values(
         elif not same_values(found, context.checkpoint, name):
             differing.append(name)
             if len(differing) <= DESCRIBED:
-                said.append(describe_difference(found, context.checkpoint, name, wanted).said)
+                said.append(describe_difference(found, context.checkpoint, name, wanted))
     context.progress("weights", len(names), len(names))
     more = len(differing) - len(said)
     if more:

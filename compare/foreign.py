@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from blockexport.compare.artifact_weights import initialisers
 from blockexport.compare.backends import require_judgeable
 from blockexport.compare.check import CheckResult
 from blockexport.compare.context import CheckContext
@@ -67,6 +68,7 @@ def judge_foreign(
         encode=_encoder(checkpoint),
         text=text,
         token_ids=token_ids,
+        weights=lambda: initialisers(graph, path.parent),
         explain=_explain,
     )
     return judge(decoder, checkpoint, options, progress)

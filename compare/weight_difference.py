@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from blockexport.compare.unmoved import as_integers, same_bits
 from blockexport.export.weights import converted_chunks
 from blockexport.models.checkpoint import Checkpoint
-
-Read = Callable[[str], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class WeightDifference:
-    """A tensor that is not the checkpoint's; `said` is a clause for people that begins with its name."""
-
-    name: str
-    count: int
-    largest: float
-    said: str
 
 
 def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
@@ -39,8 +26,8 @@ def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
 
 def describe_difference(
     found: torch.Tensor, checkpoint: Checkpoint, name: str, shapes: Mapping[str, tuple[int, ...]]
-) -> WeightDifference:
-    """Say how `found`, which has the shape of the checkpoint's tensor `name`, differs from it.
+) -> str:
+    """How `found`, which has the shape of the checkpoint's tensor `name`, differs from it: a clause with its name.
 
     Args:
         found: the tensor of the file.
@@ -48,26 +35,32 @@ def describe_difference(
         name: of the tensor.
         shapes: of the model's tensors by name: those of the same shape may have been mistaken for this one.
     """
-    wanted = torch.cat([piece for piece, _ in converted_chunks(checkpoint, name, found.dtype)]).view(found.shape)
+    wanted = converted(checkpoint, name, found.dtype)
+    whole = _other(found, checkpoint, name, shapes) or rearranged(found, wanted, checkpoint.config.head_dim)
+    whole = whole or scaled(found, wanted)
+    if whole is not None:
+        return f"{name} {whole}"
     bits = as_integers(found.dtype)
     unequal = found.contiguous().view(bits) != wanted.view(bits)
-    count, largest, where = int(unequal.sum()), *_largest(found, wanted, unequal)
-    whole = _other(found, checkpoint, name, shapes) or _rearranged(found, wanted, checkpoint) or _scaled(found, wanted)
-    if whole is not None:
-        return WeightDifference(name, count, largest, f"{name} {whole}")
+    where, count = _largest(found, wanted, unequal), int(unequal.sum())
     said = (
         f"{name} differs in {count:,} of {found.numel():,} values{_pattern(found, unequal)}"
         f": {list(where)} is {_shown(found[where])} and the checkpoint's {_shown(wanted[where])}"
     )
-    return WeightDifference(name, count, largest, said + ("" if count == 1 else ", the largest difference"))
+    return said + ("" if count == 1 else ", the largest difference")
 
 
-def _largest(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -> tuple[float, tuple[int, ...]]:
-    """The largest difference and where it is; what is not a number differs most."""
+def converted(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the checkpoint as an export in `dtype` writes it."""
+    pieces = [piece for piece, _ in converted_chunks(checkpoint, name, dtype)]
+    return torch.cat(pieces).view(checkpoint.entries[name].shape)
+
+
+def _largest(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -> tuple[int, ...]:
+    """Where the largest difference is; what is not a number differs most."""
     apart = (found.float() - wanted.float()).abs().nan_to_num(nan=float("inf")).masked_fill(~unequal, -1.0)
     index = int(apart.argmax())
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), apart.shape))
-    return float(apart.flatten()[index]), where
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(index), apart.shape))
 
 
 def _shown(value: torch.Tensor) -> str:
@@ -100,28 +93,28 @@ def _alike(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     yield from sorted(others, key=lambda other: not other.endswith(role))
 
 
-def _rearranged(found: torch.Tensor, wanted: torch.Tensor, checkpoint: Checkpoint) -> str | None:
+def rearranged(found: torch.Tensor, wanted: torch.Tensor, head_dim: int) -> str | None:
     """The checkpoint's own values in another order."""
     if found.ndim != 2:
         return None
     rows, columns = found.shape
     if same_bits(found.reshape(columns, rows).T.contiguous(), wanted):
         return "holds the checkpoint's values transposed"
-    half = checkpoint.config.head_dim // 2
+    half = head_dim // 2
     paired = rows % (2 * half) == 0
     if paired and same_bits(found, wanted.view(-1, 2, half, columns).transpose(1, 2).reshape(found.shape)):
         return "holds the checkpoint's rows with the two of each RoPE pair side by side, as llama.cpp orders them"
     return None
 
 
-def _scaled(found: torch.Tensor, wanted: torch.Tensor) -> str | None:
+def scaled(found: torch.Tensor, wanted: torch.Tensor) -> str | None:
     """One factor for all values, within a rounding of the type before and after."""
     wide_found, wide_wanted = found.double(), wanted.double()
     square = float(wide_wanted.square().sum())
     factor = float((wide_found * wide_wanted).sum()) / square if square > 0 else float("nan")
     kind = torch.finfo(found.dtype)
     room = 2 * kind.eps * wide_found.abs() + kind.smallest_normal * kind.eps * max(1.0, abs(factor))
-    scaled = factor and abs(factor - 1) > 2 * kind.eps and found.numel() > 1
-    if scaled and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
+    other = factor and abs(factor - 1) > 2 * kind.eps and found.numel() > 1
+    if other and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
         return f"is {factor:.4g} times the checkpoint's"
     return None
