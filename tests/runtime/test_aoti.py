@@ -13,7 +13,10 @@ import torch
 from blockexport.cli.main import main
 from blockexport.export.aoti import AOTI_FILE, AOTI_INFO
 from blockexport.export.manifest import MANIFEST, read_manifest, sha256_of
+from blockexport.models.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
+from tests.compare.memory_checkpoint import MemoryCheckpoint
+from tests.compare.static_judge import judged
 from tests.runtime import cpp_build
 from tests.support import shared_path, smollm2_gguf
 
@@ -51,6 +54,16 @@ def test_the_package_is_listed_with_what_it_was_made_from(made: Path) -> None:
     info = json.loads((made / AOTI_INFO).read_text())
     assert info["torch"] == torch.__version__.partition("+")[0]
     assert main(["selftest", str(made), "--backend", "aoti"]) == 0
+
+
+def test_the_weights_inside_are_held_against_the_checkpoint(made: Path) -> None:
+    source = open_checkpoint(str(shared_path("models/stories260K")))
+    sound = judged(made, source, "parameters", "aoti")
+    assert sound.message == "260,032 parameters, as the arithmetic says, every value the checkpoint's to the bit"
+    tensors = {name: source.read(name).clone() for name in source.entries}
+    tensors["model.layers.3.mlp.up_proj.weight"][7, 9] *= 2
+    wrong = judged(made, MemoryCheckpoint(source.config, tensors), "parameters", "aoti")
+    assert wrong.message.startswith("model.layers.3.mlp.up_proj.weight differs in 1 of 11,008 values: [7, 9] is ")
 
 
 def test_other_numbers_of_rows_tokens_and_slots(made: Path) -> None:
