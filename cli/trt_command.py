@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from blockexport.cli import console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from blockexport.export.manifest import Manifest
     from blockexport.export.trt_adapter import Adapter, BuildOptions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFILL = 512
 DEFAULT_BATCH = 8
 EXIT_BAD = 1
+MOST_MIB = 1 << 20
 
 
 def trt(
@@ -68,7 +70,9 @@ def trt(
     ] = None,
     max_batch_size: Annotated[
         int,
-        typer.Option("--max-batch-size", min=1, help="Most rows per step. With 1, tensorrt-rtx stores weights twice."),
+        typer.Option(
+            "--max-batch-size", min=1, help="Most rows per step. With 1, tensorrt-rtx stores many weights twice."
+        ),
     ] = DEFAULT_BATCH,
     max_prefill: Annotated[
         int | None,
@@ -79,7 +83,8 @@ def trt(
         ),
     ] = None,
     workspace: Annotated[
-        int | None, typer.Option("--workspace", metavar="MIB", min=1, help="Most scratch memory a kernel may take.")
+        int | None,
+        typer.Option("--workspace", metavar="MIB", min=1, max=MOST_MIB, help="Most scratch memory a kernel may take."),
     ] = None,
     timing_cache: Annotated[
         Path | None,
@@ -98,7 +103,10 @@ def trt(
     ] = None,
     strip_weights: Annotated[
         bool,
-        typer.Option("--strip-weights", help="Leave the weights out; they are read from the bundle when it is loaded."),
+        typer.Option(
+            "--strip-weights",
+            help="Leave the weights out; they are read from the bundle when it is loaded. Needs a GPU to build.",
+        ),
     ] = False,
     hardware_compatibility: Annotated[
         str | None,
@@ -153,6 +161,8 @@ def trt(
         key_value_lengths=key_value_lengths,
     )
     adapter.check_options(options)
+    if precision is not None:
+        adapter.check_precision(precision, targets)
     exported = 0
     if into_bundle:
         folder = Path(model)
@@ -163,9 +173,10 @@ def trt(
         if exported == EXIT_BAD:
             console.say("no engine was built, because the graph did not pass")
             return exported
-    name, manifest = _build(
-        adapter, folder, precision, targets, (max_batch_size, max_prefill), options, timing_cache, quiet or as_json
-    )
+    with contextlib.nullcontext() if into_bundle else _bundle_remains(folder):
+        name, manifest = _build(
+            adapter, folder, precision, targets, (max_batch_size, max_prefill), options, timing_cache, quiet or as_json
+        )
     _tell(folder, name, manifest, as_json=as_json)
     return exported
 
@@ -226,6 +237,18 @@ def _named_output(model: str, output: Path | None, precision: Precision | None) 
     return output
 
 
+@contextlib.contextmanager
+def _bundle_remains(folder: Path) -> Iterator[None]:
+    """A bundle that is made and judged is kept when no engine can be built from it: say so."""
+    from blockexport.models.errors import BlockexportError
+
+    try:
+        yield
+    except BlockexportError as error:
+        go_on = f"blockexport trt {shlex.quote(str(folder))}"
+        raise type(error)(f"{error}. The bundle {folder} is made and judged: go on from it with {go_on} ...") from error
+
+
 def _export(
     model: str, folder: Path, precision: Precision | None, slots: int | None, *, force: bool, quiet: bool, as_json: bool
 ) -> int:
@@ -255,10 +278,9 @@ def _build(
     timing_cache: Path | None,
     quiet: bool,
 ) -> tuple[str, Manifest]:
-    from blockexport.export.disk import disk_errors
     from blockexport.export.manifest import read_manifest
-    from blockexport.export.trt_build import build_engine
     from blockexport.export.trt_engine import check_sources, engine_entry, engine_name, place_engine, staged_engine
+    from blockexport.export.trt_process import Request, build_engine_file
 
     manifest = read_manifest(folder)
     _check_precision(folder, manifest, precision)
@@ -267,16 +289,26 @@ def _build(
     name = engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:
         with console.progress_bar(quiet=quiet) as progress:
-            built = build_engine(adapter, folder, manifest, targets, profiles, options, progress)
-        with disk_errors(folder), partial.open("wb") as file:
-            file.write(built.engine)
+            request = Request(adapter.name, folder, manifest, targets, profiles, options, partial)
+            built = build_engine_file(request, progress)
         entry = engine_entry(manifest, adapter, targets, profiles, options, built.audit.to_json())
         manifest = place_engine(folder, partial, name, entry, manifest)
     if timing_cache is not None and built.timing_cache is not None:
-        partial = timing_cache.with_name(f".{timing_cache.name}.partial")
-        partial.write_bytes(built.timing_cache)
-        os.replace(partial, timing_cache)
+        _write_timing_cache(timing_cache, built.timing_cache)
     return name, manifest
+
+
+def _write_timing_cache(path: Path, content: bytes) -> None:
+    from blockexport.export.disk import disk_errors
+    from blockexport.export.partial import partial_path
+
+    partial = partial_path(path)
+    with disk_errors(path.parent):
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _check_precision(folder: Path, manifest: Manifest, precision: Precision | None) -> None:
@@ -285,12 +317,13 @@ def _check_precision(folder: Path, manifest: Manifest, precision: Precision | No
     if precision is not None and precision is not manifest.precision:
         raise UsageError(
             f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
-            f"needs a bundle of its own, blockexport trt {manifest.source.reference} -o NEW_BUNDLE --{precision}"
+            f"needs a bundle of its own, blockexport trt {shlex.quote(manifest.source.reference)} -o NEW_BUNDLE "
+            f"--{precision}"
         )
 
 
 def _profiles(manifest: Manifest, max_batch_size: int, max_prefill: int | None) -> tuple[Profile, Profile]:
-    from blockexport.export.trt_network import make_profiles
+    from blockexport.export.trt_network import check_volumes, make_profiles
     from blockexport.models.errors import UsageError
 
     slots = manifest.max_sequence_length
@@ -298,7 +331,9 @@ def _profiles(manifest: Manifest, max_batch_size: int, max_prefill: int | None) 
         raise UsageError(
             f"--max-prefill {max_prefill} is beyond the bundle's {slots} cache slots: choose at most {slots}"
         )
-    return make_profiles(max_batch_size, min(DEFAULT_PREFILL, slots) if max_prefill is None else max_prefill)
+    profiles = make_profiles(max_batch_size, min(DEFAULT_PREFILL, slots) if max_prefill is None else max_prefill)
+    check_volumes(manifest, profiles)
+    return profiles
 
 
 def _tell(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
@@ -325,7 +360,7 @@ def _summary(path: Path, size: int, entry: EngineEntry) -> list[str]:
     weights = ", ".join(f"{size / 1e6:.3g} MB {dtype}" for dtype, size in audit["weight_bytes"].items() if size > 1e4)
     return [
         f"{path}: {size / 1e6:.1f} MB, {entry.backend} {entry.version}, for {', '.join(entry.compute_capabilities)}",
-        f"  caches       {audit['cache_updates']}, each updated in place",
+        f"  caches       {audit['cache_updates']}, each output in the memory of its input",
         f"  attention    {audit['attention_layers']} layers, {attention}; softmax {audit['softmax']}",
         f"  products     {_counted(audit['matrix_products'])}",
         f"  norms, RoPE  {_counted(audit['norm_statistics'])}; {_counted(audit['rotary_embeddings'])}",

@@ -8,6 +8,7 @@ Interfaces: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,11 +16,13 @@ from typing import Any
 
 from blockexport.export.native_output import captured_stderr
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
 
 TENSORRT = "tensorrt"
 TENSORRT_RTX = "tensorrt-rtx"
 BACKENDS = (TENSORRT, TENSORRT_RTX)
 _OLDEST = {TENSORRT: (10, 15), TENSORRT_RTX: (1, 2)}
+_FIRST_WITH_BFLOAT16 = (8, 0)
 _INSTALL = {TENSORRT: "gpu", TENSORRT_RTX: "rtx"}
 
 
@@ -84,10 +87,7 @@ class Adapter:
     def rebuild_note(self) -> str:
         """What a second build from the same inputs gives."""
         if self.is_rtx:
-            return (
-                "the builder lists tensors and symbolic sizes in the order of their memory addresses, which differ "
-                "from build to build: a rebuild has the same length, weights and kernels, and may differ in those lists"
-            )
+            return "the same files and the same versions of the packages give the same bytes"
         return "tactics are timed on the GPU and may differ from build to build: --timing-cache FILE pins them"
 
     def check_options(self, options: BuildOptions) -> None:
@@ -95,13 +95,29 @@ class Adapter:
 
         Raises:
             UsageError: naming the option and the reason.
+            NotJudgedError: the option needs a GPU that this machine lacks.
         """
+        if options.strip_weights:
+            self._require_gpu("--strip-weights: it builds engines without weights only where a GPU and its driver are")
         if not self.is_rtx:
             return
         asked = options.to_json()
         for name, (flag, reason) in _NOT_IN_RTX.items():
             if name in asked:
                 raise UsageError(f"{flag} is not for tensorrt-rtx {self.version}: {reason}. Leave it out")
+
+    def check_precision(self, precision: Precision, targets: Sequence[str]) -> None:
+        """Refuse a precision that a GPU generation has no arithmetic for.
+
+        Raises:
+            UsageError: bfloat16 on a generation before Ampere (8.0).
+        """
+        lacking = [target for target in targets if _number(target) < _FIRST_WITH_BFLOAT16]
+        if precision is Precision.BF16 and lacking:
+            raise UsageError(
+                f"GPUs of compute capability {', '.join(lacking)} have no bfloat16 arithmetic: "
+                "leave them out, or use --fp16"
+            )
 
     def targets(self, capabilities: Sequence[str]) -> tuple[str, ...]:
         """The compute capabilities to build for, such as ("8.9", "12.0").
@@ -112,7 +128,7 @@ class Adapter:
             UsageError: one is not a capability, not served, or not the machine's.
             NotJudgedError: standard TensorRT without a GPU, or RTX with neither a GPU nor a capability.
         """
-        wanted = tuple(dict.fromkeys(_normalised(text) for text in capabilities))
+        wanted = tuple(sorted({_normalised(text) for text in capabilities}, key=_number))
         if self.is_rtx:
             served = self.served_capabilities()
             if not wanted:
@@ -136,7 +152,7 @@ class Adapter:
     def served_capabilities(self) -> list[str]:
         """The capabilities that RTX knows, in order: 7.5, 8.0, ..."""
         names = [name for name in self.trt.ComputeCapability.__members__ if name.startswith("SM")]
-        return sorted((f"{name[2:-1]}.{name[-1]}" for name in names), key=lambda text: tuple(map(int, text.split("."))))
+        return sorted((f"{name[2:-1]}.{name[-1]}" for name in names), key=_number)
 
     def builder(self) -> Any:
         """A new builder.
@@ -192,6 +208,15 @@ class Adapter:
                 )
         return config
 
+    def _require_gpu(self, why: str) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise NotJudgedError(
+                f"{self.name} {self.version}, {why}, and there is none here. "
+                "Leave the option out, or run this where the GPU is"
+            )
+
     def _own_capability(self, remedy: str) -> str:
         import torch
 
@@ -230,10 +255,14 @@ def load_backend(name: str) -> Adapter:
 
 def _normalised(text: str) -> str:
     """`8.9` from `8.9`, `89` or `sm89`."""
-    digits = text.lower().removeprefix("sm").removeprefix("_").replace(".", "")
-    if not digits.isascii() or not digits.isdigit() or not 2 <= len(digits) <= 3:
+    match = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])", text.strip().lower(), re.ASCII)
+    if match is None:
         raise UsageError(f"--compute-capability {text!r} is not of the form 8.9: see `blockexport doctor` for yours")
-    return f"{digits[:-1]}.{digits[-1]}"
+    return f"{match[1]}.{match[2]}"
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split("."))
 
 
 def _logger(trt: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from blockexport.export.manifest import ONNX_FILE, Manifest
 from blockexport.export.native_output import captured_stderr
+from blockexport.export.settled_memory import settle_memory
 from blockexport.export.trt_adapter import Adapter, BuildOptions
 from blockexport.export.trt_audit import Audit, audit
 from blockexport.export.trt_fusion import why_not_fused
@@ -27,9 +28,9 @@ from blockexport.models.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Built:
-    """A serialised engine (a buffer), the audit it passed, and the timing cache of the build, if one was asked for."""
+    """What a build leaves beside the engine: the audit that the network passed, and the timing cache if one was asked
+    for."""
 
-    engine: Any
     audit: Audit
     timing_cache: bytes | None
 
@@ -42,8 +43,8 @@ def build_engine(
     profiles: Sequence[Profile],
     options: BuildOptions,
     progress: Progress = silent,
-) -> Built:
-    """Build an engine from the ONNX file in `folder`.
+) -> tuple[Any, Built]:
+    """Build an engine, a buffer, from the ONNX file in `folder`: the work of a process of its own (see `trt_process`).
 
     Args:
         adapter: the backend.
@@ -59,10 +60,10 @@ def build_engine(
         NotJudgedError: it cannot be done on this machine.
     """
     adapter.check_options(options)
-    if options.strip_weights:
-        _require_driver(adapter)
+    adapter.check_precision(manifest.precision, targets)
     path = folder / ONNX_FILE
     require_clean(path)
+    settle_memory()
     progress("parsing", 0, 2)
     builder = adapter.builder()
     network, parser = parse(adapter, builder, path)
@@ -87,28 +88,19 @@ def build_engine(
     if engine is None:
         raise _failure(adapter, adapter.log.drain(), options)
     timing = None if options.timing_cache is None else bytes(config.get_timing_cache().serialize())
-    return Built(engine, passed, timing)
-
-
-def _require_driver(adapter: Adapter) -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise NotJudgedError(
-            f"--strip-weights: {adapter.name} {adapter.version} builds engines without weights only where a GPU and "
-            "its driver are, and there is none here. Leave the option out, or run this where the GPU is"
-        )
+    return engine, Built(passed, timing)
 
 
 def _failure(adapter: Adapter, error: str, options: BuildOptions) -> BlockexportError:
     """What a build that came to nothing means for the user."""
     reason = error.removeprefix("IBuilder::buildSerializedNetwork: ") or "it gives no reason"
-    if "workspace" in reason.lower() and options.workspace_mib is not None:
+    out_of_memory = "out of memory" in reason.lower() or "OutOfMemory" in reason
+    if options.workspace_mib is not None and (out_of_memory or "workspace" in reason.lower()):
         return UsageError(
             f"{adapter.name} {adapter.version} finds no kernel within --workspace {options.workspace_mib} MiB: "
             "give more, or leave the option out"
         )
-    if "out of memory" in reason.lower() or "OutOfMemory" in reason:
+    if out_of_memory:
         return NotJudgedError(
             f"{adapter.name} {adapter.version} ran out of memory while building ({reason}): choose a smaller "
             "--max-batch-size or --max-prefill, or a machine with more memory"

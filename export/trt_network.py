@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from blockexport.export.manifest import Manifest
 from blockexport.export.native_output import captured_stderr
 from blockexport.export.trt_adapter import Adapter
 from blockexport.models import io_names
 from blockexport.models.errors import UsageError
+
+MOST_ELEMENTS = 2**31 - 1  # of a tensor: TensorRT's "Limitations" in its developer guide
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,29 @@ def make_profiles(max_batch_size: int, max_prefill: int) -> tuple[Profile, Profi
         Profile("prefill", batch_size, (1, min(128, max_prefill), max_prefill)),
         Profile("decode", batch_size, (1, 1, 1)),
     )
+
+
+def check_volumes(manifest: Manifest, profiles: Sequence[Profile]) -> None:
+    """Refuse profiles with a tensor of more elements than TensorRT counts.
+
+    Raises:
+        UsageError: naming the tensor, its elements and how many rows there may be.
+    """
+    config, slots = manifest.config, manifest.max_sequence_length
+    for profile in profiles:
+        rows, length = profile.batch_size[2], profile.sequence_length[2]
+        per_row = {
+            "a cache": config.num_key_value_heads * slots * config.head_dim,
+            "the logits": (1 if manifest.last_logits_only else length) * config.vocab_size,
+            "the mask": length * slots,
+            "the MLP's products": length * config.intermediate_size,
+        }
+        what, most = max(per_row.items(), key=lambda item: item[1])
+        if rows * most > MOST_ELEMENTS:
+            raise UsageError(
+                f"with --max-batch-size {rows} and up to {length} tokens, {what} would have {rows * most} elements, "
+                f"and TensorRT counts to {MOST_ELEMENTS}: choose at most {MOST_ELEMENTS // most} rows, or fewer tokens"
+            )
 
 
 def parse(adapter: Adapter, builder: Any, path: Path) -> tuple[Any, Any]:

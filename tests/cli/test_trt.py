@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +64,8 @@ def test_an_engine_is_added_to_a_bundle(bundle: Path, capsys: pytest.CaptureFixt
     assert {key for key in before if after[key] != before[key]} == {"manifest.json"}
     assert main(["trt", str(bundle), *ADA]) == 0
     told = capsys.readouterr().out
-    for said in ("each updated in place", "in float16", "prefill 1..29 tokens x 1..8 rows", "not executed"):
+    in_place = "each output in the memory of its input"
+    for said in (in_place, "in float16", "prefill 1..29 tokens x 1..8 rows", "not executed"):
         assert said in told
     assert list(read_manifest(bundle).engines) == [name]
 
@@ -105,6 +111,25 @@ def test_what_is_wrong_is_one_message_and_leaves_nothing(
     assert said in err
     assert contents(bundle) == before
     assert not (bundle / "engines").exists()
+
+
+def test_an_interrupt_ends_the_build_at_once(tmp_path: Path) -> None:
+    """Ctrl-C as a terminal sends it, to every process of the group; TensorRT swallows what lands in its callbacks."""
+    bundle = tmp_path / "bundle"
+    export(random_model(layer_types=(), sliding_window=None, head_dim=64), bundle, Precision.FP16)
+    before = contents(bundle)
+    command = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())", "trt"]
+    with subprocess.Popen([*command, str(bundle), *ADA], stderr=subprocess.PIPE, start_new_session=True) as process:
+        while not list(bundle.glob("engines/.*.partial")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(2)  # into the build, of which seconds are left
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=60)[1] == b"interrupted\n"
+        assert process.returncode == 130
+        assert time.monotonic() - began < 2
+    assert contents(bundle) == before
 
 
 def test_standard_tensorrt_without_its_libraries_cannot_be_used_here(

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 from blockexport.export.manifest import Manifest
 from blockexport.export.native_output import captured_stderr
 from blockexport.export.trt_adapter import TENSORRT_RTX, Adapter, BuildOptions, load_backend
-from blockexport.export.trt_build import build_engine
 from blockexport.export.trt_engine import engine_entry, engine_name, place_engine, staged_engine
 from blockexport.export.trt_network import Profile
+from blockexport.export.trt_process import Request, build_engine_file
 from blockexport.models.errors import NotJudgedError
 from tests.support import absent
 
@@ -67,8 +67,7 @@ def add_engine(
     """Build an engine with `profiles` into a bundle; its name and the bundle's new manifest."""
     chosen, name = BuildOptions(**options), engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name) as partial:
-        built = build_engine(adapter, folder, manifest, targets, profiles, chosen)
-        partial.write_bytes(built.engine)
+        built = build_engine_file(Request(adapter.name, folder, manifest, targets, profiles, chosen, partial))
         entry = engine_entry(manifest, adapter, targets, profiles, chosen, built.audit.to_json())
         return name, place_engine(folder, partial, name, entry, manifest)
 
