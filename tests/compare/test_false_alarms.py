@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,16 @@ def test_a_sound_file_passes(seed: int, tmp_path: Path, record_property: Record)
         record_property(TABLE, _row(seed, backend, drawn, report))
         alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is not Verdict.PASS]
         assert not alarms, f"{drawn} in {backend}: {alarms}"
-        assert len(report.checks) + len(report.skipped) == 14 and len(report.checks) >= 12
+        assert len(report.checks) + len(report.skipped) == 16 and len(report.checks) >= 14
+
+
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(i, marks=pytest.mark.full) for i in range(8, 64))])
+def test_a_sound_file_with_very_few_slots_passes(seed: int, tmp_path: Path) -> None:
+    """From one slot on: what is judged there is a handful of numbers."""
+    drawn = replace(draw(seed), slots=1 + seed // 4 % 8 if seed >= 8 else 1 + seed % 4)
+    for backend, report in judged(drawn, seed, tmp_path).items():
+        alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is not Verdict.PASS]
+        assert not alarms, f"{drawn} in {backend}: {alarms}"
 
 
 def _row(seed: int, backend: str, drawn: Drawn, report: Report) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from onnx import helper, numpy_helper
 from blockexport.compare.bundle import bundle_options
 from blockexport.compare.check import Verdict
 from blockexport.compare.judge import judge
+from blockexport.compare.plan import make_plan
 from blockexport.compare.report import Report
 from blockexport.models.checkpoint import Checkpoint
 from blockexport.runtime.open import open_decoder
@@ -85,7 +87,7 @@ def logits_where(first: int, last: int, axis: int, sizes: range, value: float) -
             ("Add", ["sound", "gap.term"], "logits"),
         ]
         for kind, inputs, output in made:
-            options = {"start": axis, "end": axis + 1} if kind == "Shape" else {}
+            options: dict[str, Any] = {"start": axis, "end": axis + 1} if kind == "Shape" else {}
             model.graph.node.append(helper.make_node(kind, inputs, [output], **options))
 
     return change
@@ -116,6 +118,14 @@ def test_what_is_not_finite_is_named_wherever_it_is(bundle: Path, source: Checkp
 def test_a_single_position_that_is_not_finite_in_long_calls(bundle: Path, source: Checkpoint) -> None:
     report = judged(bundle, source, logits_where(400, 400, 1, range(100, M), float("nan")))
     assert failed(report) == {"last-slot"} and "first at position 400" in message(report, "last-slot")
+
+
+def test_a_single_position_that_is_not_finite_and_has_no_reference(bundle: Path, source: Checkpoint) -> None:
+    plan = make_plan(M)
+    judged_ones = {*range(plan.decode_positions.stop), *plan.spread_positions, *plan.last_positions}
+    position = next(p for p in range(M) if p not in judged_ones)
+    report = judged(bundle, source, logits_where(position, position, 1, range(1, 50), float("nan")))
+    assert failed(report) == {"spread"} and f"first at position {position}" in message(report, "spread")
 
 
 @pytest.mark.parametrize(("first", "rows"), [(0, range(4, 99)), (40, range(2, 99)), (M - 2, range(2, 99))])
