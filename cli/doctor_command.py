@@ -130,7 +130,7 @@ def _onnx_runtime() -> Iterator[Finding]:
     if not wheels:
         yield Finding(
             "onnxruntime", "not installed: bundles can be written, not run or proven", "bad",
-            "pip install 'blockexport[cpu]', or 'blockexport[gpu]' for CUDA",
+            "pip install onnxruntime, or onnxruntime-gpu for CUDA",
         )  # fmt: skip
         return
     value = ", ".join(f"{name} {version}" for name, version in wheels.items())
@@ -201,10 +201,10 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _tensorrt() -> Iterator[Finding]:
-    for module, extra in (("tensorrt", "gpu"), ("tensorrt_rtx", "rtx")):
+    for module, package in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt-rtx")):
         version = installed_version(module)
         if version is None:
-            yield Finding(module, "not installed", "note", f"for engines: pip install 'blockexport[{extra}]'")
+            yield Finding(module, "not installed", "note", f"for engines: pip install {package}")
             continue
         try:
             importlib.import_module(module)

@@ -50,8 +50,8 @@ _REMEDIES = {
     errno.EIO: "the device failed: check the disk",
 }
 
-# The libraries that only some installations have, and the extra that brings each.
-_EXTRAS = {"onnxruntime": "cpu", "tensorrt": "gpu", "tensorrt_rtx": "rtx"}
+# The libraries that only some installations have, and the package that brings each.
+_PACKAGES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
 
 app = typer.Typer(
     name="blockexport",
@@ -143,9 +143,8 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         where = f" ({os.fspath(error.filename)!r})" if error.filename is not None else ""
         return _complain(f"{error.strerror}{where}: {_REMEDIES[error.errno]}", EXIT_USAGE)
-    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        extra = _EXTRAS[error.name]
-        return _complain(f"{error.name} is not installed: pip install 'blockexport[{extra}]'", EXIT_NOT_HERE)
+    if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
+        return _complain(f"{error.name} is not installed: pip install {_PACKAGES[error.name]}", EXIT_NOT_HERE)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return _complain("this machine's memory is used up: close other programs, or use a larger one", EXIT_NOT_HERE)
     console.say(

@@ -291,7 +291,7 @@ def _build(
         with console.progress_bar(quiet=quiet) as progress:
             request = Request(adapter.name, folder, manifest, targets, profiles, options, partial)
             built = build_engine_file(request, progress)
-        entry = engine_entry(manifest, adapter, targets, profiles, options, built.audit.to_json())
+        entry = engine_entry(manifest, adapter, targets, profiles, options, built)
         manifest = place_engine(folder, partial, name, entry, manifest)
     if timing_cache is not None and built.timing_cache is not None:
         _write_timing_cache(timing_cache, built.timing_cache)

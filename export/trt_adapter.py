@@ -23,7 +23,6 @@ TENSORRT_RTX = "tensorrt-rtx"
 BACKENDS = (TENSORRT, TENSORRT_RTX)
 _OLDEST = {TENSORRT: (10, 15), TENSORRT_RTX: (1, 2)}
 _FIRST_WITH_BFLOAT16 = (8, 0)
-_INSTALL = {TENSORRT: "gpu", TENSORRT_RTX: "rtx"}
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,15 @@ class Adapter:
         """True for TensorRT for RTX."""
         return self.name == TENSORRT_RTX
 
-    @property
-    def rebuild_note(self) -> str:
+    def rebuild_note(self, *, addresses_fixed: bool) -> str:
         """What a second build from the same inputs gives."""
-        if self.is_rtx:
+        if self.is_rtx and addresses_fixed:
             return "the same files and the same versions of the packages give the same bytes"
+        if self.is_rtx:
+            return (
+                "the same kernels and weights; the order of some tables may differ, for this system does not let a "
+                "process switch the randomisation of its addresses off (personality)"
+            )
         return "tactics are timed on the GPU and may differ from build to build: --timing-cache FILE pins them"
 
     def check_options(self, options: BuildOptions) -> None:
@@ -236,7 +239,7 @@ def load_backend(name: str) -> Adapter:
     """
     if name not in BACKENDS:
         raise UsageError(f"no TensorRT backend {name!r}: there are {' and '.join(BACKENDS)}")
-    install = f"pip install 'blockexport[{_INSTALL[name]}]'"
+    install = f"pip install {name}"
     try:
         module = importlib.import_module(name.replace("-", "_"))
     except ModuleNotFoundError as error:

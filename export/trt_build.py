@@ -28,11 +28,17 @@ from blockexport.models.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Built:
-    """What a build leaves beside the engine: the audit that the network passed, and the timing cache if one was asked
-    for."""
+    """What a build leaves beside the engine.
+
+    Attributes:
+        audit: what the network passed.
+        timing_cache: the one after the build, if one was asked for.
+        addresses_fixed: True where objects lay at the addresses that they have in every build.
+    """
 
     audit: Audit
     timing_cache: bytes | None
+    addresses_fixed: bool = False
 
 
 def build_engine(

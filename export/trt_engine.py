@@ -17,6 +17,7 @@ from blockexport.export.disk import check_free_space
 from blockexport.export.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
 from blockexport.export.partial import partial_path, remove_abandoned
 from blockexport.export.trt_adapter import Adapter, BuildOptions
+from blockexport.export.trt_build import Built
 from blockexport.export.trt_network import Profile
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
@@ -101,7 +102,7 @@ def engine_entry(
     targets: Iterable[str],
     profiles: Sequence[Profile],
     options: BuildOptions,
-    audit: dict[str, Any],
+    built: Built,
 ) -> EngineEntry:
     """What the manifest is to say of an engine that was built from the bundle of `manifest`."""
     return EngineEntry(
@@ -114,8 +115,8 @@ def engine_entry(
         outputs=manifest.outputs,
         weights_digest=manifest.weights_digest,
         options=options.to_json(),
-        audit=audit,
-        rebuild=adapter.rebuild_note,
+        audit=built.audit.to_json(),
+        rebuild=adapter.rebuild_note(addresses_fixed=built.addresses_fixed),
     )
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -31,6 +33,8 @@ from blockexport.models.progress import Progress, silent
 # Without a limit each thread takes from what it freed itself, last first, so that addresses follow from a thread's own
 # requests and not from how threads take turns. (glibc's manual, "Memory Allocation Tunables"; 65535 is the most.)
 THREAD_CACHE = "glibc.malloc.tcache_count"
+ADDR_NO_RANDOMIZE = 0x0040000  # personality(2): the heap begins at the same address each time
+QUERY = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def build_engine_file(request: Request, progress: Progress = silent) -> Built:
         UsageError, NotJudgedError: as `build_engine`, and when TensorRT crashes or the machine's memory runs out.
     """
     ours, theirs = Pipe()
-    with ours, tempfile.TemporaryFile() as said:
+    with ours, tempfile.TemporaryFile() as said, _fixed_addresses():
         command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
         process = subprocess.Popen(
             command, env=_environment(), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=said, stderr=said
@@ -104,6 +108,23 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "GLIBC_TUNABLES": tunables, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 
 
+@contextmanager
+def _fixed_addresses() -> Iterator[None]:
+    """Processes started inside have their memory at the same addresses each time, where the system lets us choose."""
+    before = _personality(QUERY)
+    changed = before >= 0 and _personality(before | ADDR_NO_RANDOMIZE) >= 0
+    try:
+        yield
+    finally:
+        if changed:
+            _personality(before)
+
+
+def _personality(persona: int) -> int:
+    """personality(2): the one before, or -1."""
+    return int(ctypes.CDLL(None).personality(ctypes.c_ulong(persona))) if sys.platform == "linux" else -1
+
+
 def _serve(connection: Connection) -> None:
     """The process's work: one request, and its outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the process that waits for us
@@ -121,7 +142,9 @@ def _serve(connection: Connection) -> None:
         )
         with disk_errors(request.folder):
             request.engine.write_bytes(engine)
-        connection.send(("built", built))
+        persona = _personality(QUERY)
+        fixed = persona >= 0 and bool(persona & ADDR_NO_RANDOMIZE)
+        connection.send(("built", replace(built, addresses_fixed=fixed)))
     except Exception as error:
         connection.send(("failed", _portable(error)))
 

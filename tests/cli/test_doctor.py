@@ -85,7 +85,7 @@ def test_tensorrt_is_optional(
 ) -> None:
     pretend_versions(monkeypatch, {"tensorrt": None, "tensorrt_rtx": None})
     assert main(["doctor", str(tmp_path)]) == 0
-    assert "pip install 'blockexport[rtx]'" in capsys.readouterr().out
+    assert "pip install tensorrt-rtx" in capsys.readouterr().out
 
 
 def test_a_tensorrt_without_its_libraries_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

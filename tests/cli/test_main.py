@@ -134,7 +134,7 @@ def test_no_arguments_shows_the_help_and_is_wrong_use() -> None:
         (
             ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"),
             3,
-            "blockexport: onnxruntime is not installed: pip install 'blockexport[cpu]'\n",
+            "blockexport: onnxruntime is not installed: pip install onnxruntime\n",
         ),
         (typer.Exit(1), 1, ""),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),

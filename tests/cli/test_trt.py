@@ -140,7 +140,7 @@ def test_standard_tensorrt_without_its_libraries_cannot_be_used_here(
     assert main(["trt", str(bundle), "--backend", "tensorrt"]) == 3
     err = capfd.readouterr().err
     assert "tensorrt is not installed here" in err
-    assert "pip install 'blockexport[gpu]', or build with --backend tensorrt-rtx" in err
+    assert "pip install tensorrt, or build with --backend tensorrt-rtx" in err
 
 
 def test_a_target_is_asked_for_where_there_is_no_gpu(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def add_engine(
     chosen, name = BuildOptions(**options), engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name) as partial:
         built = build_engine_file(Request(adapter.name, folder, manifest, targets, profiles, chosen, partial))
-        entry = engine_entry(manifest, adapter, targets, profiles, chosen, built.audit.to_json())
+        entry = engine_entry(manifest, adapter, targets, profiles, chosen, built)
         return name, place_engine(folder, partial, name, entry, manifest)
 
 
