@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from blockexport.compare.check import CheckResult, Verdict, check
 from blockexport.compare.context import CheckContext
-from blockexport.compare.noise import floor_of
 from blockexport.compare.stretch import judge_stretch
 
 
@@ -16,16 +15,15 @@ def spread(context: CheckContext) -> CheckResult:
     here a step comes in every part of the cache, and chunks of many lengths begin at many places.
 
     Outputs are held against the floor where there is a reference for them: at every step, at the end of the chunk
-    before it, and along prefill and decode. NaN and infinity fail at any position.
+    before it, and along prefill and decode. The floor is that of the other walk, whose eager half gives outputs at all
+    of these. NaN and infinity fail at any position.
     """
     plan, positions = context.plan, context.reference_positions
     artifact = context.walk(context.decoder, plan.spread_calls, positions, "artifact, spread")
     seen = artifact.errors.positions_P.tolist()
-    eager = context.walk(context.eager, plan.spread_calls, seen, "eager, spread")
-    floor = floor_of([eager.errors, context.whole_errors[0].select(seen)], context.decoder.dtype)
     slots, steps = plan.max_sequence_length, len(plan.spread_steps)
     what = f"{steps} step{'s' if steps > 1 else ''} over {slots} slots, chunks between them ({len(seen)} positions)"
-    result = judge_stretch("spread", what, artifact.errors, floor, has_top1=context.has_top1)
+    result = judge_stretch("spread", what, artifact.errors, context.floor(seen), has_top1=context.has_top1)
     if not artifact.not_finite:
         return result
     message = f"{what}: NaN or infinity, first at position {artifact.not_finite[0]}"

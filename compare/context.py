@@ -141,8 +141,8 @@ class CheckContext:
 
     @cached_property
     def eager_errors(self) -> Errors:
-        """Eager's own errors along the same calls: one half of the noise floor."""
-        return self.walk(self.eager, self._plan_calls, self.judged_positions, "eager").errors
+        """Eager's own errors along the same calls, at `reference_positions`: one half of the noise floor."""
+        return self.walk(self.eager, self._plan_calls, self.reference_positions, "eager").errors
 
     @cached_property
     def whole_errors(self) -> list[Errors]:

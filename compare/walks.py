@@ -93,6 +93,8 @@ def _calls(result: CheckResult, context: CheckContext) -> tuple[torch.Tensor, Se
             return _generated(result.figures, ids_S)
         case "batch" if context.rows:
             row = _guilty_row(result.figures)
+            if row >= len(context.rows):
+                return _late_row(result.figures["rows"][row], ids_S)
             ids_S, prompt = context.rows[row].ids_S, context.rows[row].prompt
             return ids_S, calls_of((prompt, *(1,) * len(ids_S)), len(ids_S)), f"row {row} alone"
         case "invariance" | "padding":
@@ -108,6 +110,12 @@ def _generated(figures: Mapping[str, Any], ids_S: torch.Tensor) -> tuple[torch.T
     sequence = torch.cat([ids_S[:prompt], torch.tensor(tokens[:-1], dtype=torch.int64)])
     what = f"a prompt of {prompt} tokens and the {len(tokens)} generated behind it"
     return sequence, calls_of((prompt, *(1,) * len(tokens)), len(sequence)), what
+
+
+def _late_row(figures: Mapping[str, Any], ids_S: torch.Tensor) -> tuple[torch.Tensor, Sequence[range], str]:
+    """A row that goes on in the middle of the judged sequence, alone."""
+    start, stop = figures["first_position"], figures["last_position"] + 1
+    return ids_S, calls_of((start, *(1,) * (stop - start)), stop), f"the row that goes on at {start} alone"
 
 
 def _guilty_row(figures: Mapping[str, Any]) -> int:

@@ -39,7 +39,7 @@ def bundle(source: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def judged(bundle: Path, source: Checkpoint, change: Change) -> Report:
+def judged(bundle: Path, source: Checkpoint, change: Change, *, explain: bool = False) -> Report:
     """The bundle with another graph, on every check that runs it; the file is put back."""
     path = bundle / "model.onnx"
     sound = path.read_bytes()
@@ -47,7 +47,8 @@ def judged(bundle: Path, source: Checkpoint, change: Change) -> Report:
     change(model)
     onnx.save(model, path)
     try:
-        options = replace(bundle_options(bundle), weights=None, graph=None, explain=None)
+        options = bundle_options(bundle)
+        options = replace(options, weights=None, graph=None, explain=options.explain if explain else None)
         return judge(open_decoder(bundle, "onnxruntime", threads=1), source, options)
     finally:
         path.write_bytes(sound)
@@ -132,3 +133,9 @@ def test_a_single_position_that_is_not_finite_and_has_no_reference(bundle: Path,
 def test_rows_that_are_wrong_when_many_or_late(bundle: Path, source: Checkpoint, first: int, rows: range) -> None:
     report = judged(bundle, source, logits_where(first, M, 0, rows, 1e-2))
     assert failed(report) == {"batch"}, report.to_json()["checks"]
+
+
+def test_a_late_row_that_is_wrong_is_right_alone(bundle: Path, source: Checkpoint) -> None:
+    report = judged(bundle, source, logits_where(M - 2, M, 0, range(2, 99), 1e-2), explain=True)
+    assert report.explanation is not None
+    assert "alone, the row's tokens stay within the floor" in " ".join(report.explanation.sentences)
