@@ -81,7 +81,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json instead of the table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
-    """Run the file in BUNDLE, prefill and every decode step, against a float64 reference on the source's weights.
+    """Run the file in BUNDLE, prefill, chunks and decode steps over the whole cache, against a float64 reference on the
+    source's weights.
 
     The limit is the noise floor: eager PyTorch's own error in the bundle's precision on the same tokens. Exits 0 when
     every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source, or
