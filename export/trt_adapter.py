@@ -85,7 +85,10 @@ class Adapter:
     def rebuild_note(self, *, addresses_fixed: bool) -> str:
         """What a second build from the same inputs gives."""
         if self.is_rtx and addresses_fixed:
-            return "the same files and the same versions of the packages give the same bytes"
+            return (
+                "the same files and the same versions of the packages give the same bytes; beside other work on the "
+                "machine a large model's may differ in the order of a few entries"
+            )
         if self.is_rtx:
             return (
                 "the same kernels and weights; the order of some tables may differ, for this system does not let a "
