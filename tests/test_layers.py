@@ -24,12 +24,14 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 # Where a library may be imported, at the top of a file or inside a function: paths or patterns. Doctor looks at what
 # it reports on.
 HOMES: dict[str, set[str]] = {
-    "onnxruntime": {"runtime/onnx_decoder.py", "runtime/foreign_decoder.py"},
+    "onnxruntime": {"runtime/onnx_session.py"},
     "onnx": {
-        "export/onnx_graph.py",
+        "export/body_joins.py",
+        "export/flat_graph.py",
+        "export/onnx_*.py",
         "export/trt_*.py",
-        "runtime/onnx_decoder.py",
         "runtime/foreign_*.py",
+        "runtime/onnx_*.py",
         "compare/artifact_weights.py",
         "cli/doctor_command.py",
     },
@@ -40,6 +42,7 @@ HOMES: dict[str, set[str]] = {
         "runtime/replay_graph.py",
         "runtime/foreign_*.py",
         "compare/bundle.py",
+        "compare/constant_audit.py",
         "compare/site_map.py",
         "compare/type_audit.py",
     },

@@ -116,7 +116,7 @@ def test_what_is_wrong_is_one_message_and_leaves_nothing(
 def test_an_interrupt_ends_the_build_at_once(tmp_path: Path) -> None:
     """Ctrl-C as a terminal sends it, to every process of the group; TensorRT swallows what lands in its callbacks."""
     bundle = tmp_path / "bundle"
-    export(random_model(layer_types=(), sliding_window=None, head_dim=64), bundle, Precision.FP16)
+    export(random_model(num_hidden_layers=20, layer_types=(), sliding_window=None, head_dim=64), bundle, Precision.FP16)
     before = contents(bundle)
     command = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())", "trt"]
     with subprocess.Popen([*command, str(bundle), *ADA], stderr=subprocess.PIPE, start_new_session=True) as process:
