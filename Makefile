@@ -26,9 +26,11 @@ demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
 
 test: lint $(VENV)/.with-smollm2
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m alone
 
 test-full: lint $(VENV)/.with-smollm2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "full or not full"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not alone"
+	$(BIN)/pytest -m alone
 
 test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 	BLOCKEXPORT_REQUIRE_GPU=1 $(BIN)/pytest -m gpu

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from blockexport.export.manifest import Manifest, read_manifest
 from blockexport.export.trt_adapter import BuildOptions
-from blockexport.export.trt_audit import Audit
 from blockexport.export.trt_network import (
-    Profile,
     add_profiles,
     check_volumes,
     give_queries_their_own_positions,
@@ -24,43 +20,13 @@ from blockexport.export.trt_network import (
     parse,
     set_key_value_lengths,
 )
-from blockexport.export.trt_process import Request, build_engine_file
 from blockexport.models.config import RopeScaling
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
-from blockexport.models.progress import Progress, silent
 from blockexport.models.sources import open_checkpoint
-from tests.export.trt_support import rtx
+from tests.export.trt_support import PROFILES, TARGETS, build, rtx
 from tests.exported import export, random_model
-from tests.support import shared_path, smollm2_gguf
-
-TARGETS = ("8.6", "8.9", "12.0")
-PROFILES = make_profiles(4, 24)
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An engine's bytes, and the audit its network passed."""
-
-    engine: bytes
-    audit: Audit
-
-
-def build(
-    folder: Path,
-    targets: tuple[str, ...] = ("8.9",),
-    progress: Progress = silent,
-    profiles: Sequence[Profile] = PROFILES,
-    **options: Any,
-) -> Engine:
-    adapter = rtx()
-    chosen, path = BuildOptions(**options), folder / "built.engine"
-    request = Request(adapter.name, folder, read_manifest(folder), adapter.targets(targets), profiles, chosen, path)
-    try:
-        built = build_engine_file(request, progress)
-        return Engine(path.read_bytes(), built.audit)
-    finally:
-        path.unlink(missing_ok=True)
+from tests.support import shared_path
 
 
 def kernels(engine: Any) -> list[bytes]:
@@ -137,45 +103,6 @@ def test_other_ends_are_built(options: dict[str, bool], tmp_path: Path) -> None:
     export(random_model(), tmp_path / "bundle", Precision.BF16, **options)
     built = build(tmp_path / "bundle")
     assert built.audit.matrix_products == {"bfloat16": 21 if "headless" in options else 22}
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
-    checkpoint = open_checkpoint(str(smollm2_gguf()))
-    folders = {p: tmp_path_factory.mktemp(p.value) for p in (Precision.FP16, Precision.BF16)}
-    for precision, folder in folders.items():
-        export(checkpoint, folder, precision, 2048)
-    return folders
-
-
-def _processor_time() -> float:
-    """Seconds of this process and of those it waited for."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
-def test_smollm2_is_built_in_half_a_minute_within_six_percent_of_its_weights(smollm2: dict[Precision, Path]) -> None:
-    folder = smollm2[Precision.FP16]
-    # Processor time, so that other processes on the machine do not count.
-    started = _processor_time()
-    first = build(folder, profiles=make_profiles(8, 512))
-    assert _processor_time() - started < 30
-    weights = first.audit.weight_bytes["float16"]
-    assert abs(weights - 2 * 134_515_008) < 4096  # the tied embedding once
-    assert weights < len(bytes(first.engine)) < 1.06 * weights
-    again = build(folder, profiles=make_profiles(8, 512)).engine
-    # Equal bytes on an idle machine; other tests beside this one may move a few entries of a model of this size.
-    assert kernels(again) == kernels(first.engine)
-    assert np.count_nonzero(np.frombuffer(again, np.uint8) != np.frombuffer(first.engine, np.uint8)) < 1000
-
-
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_smollm2_is_built_for_three_generations(precision: Precision, smollm2: dict[Precision, Path]) -> None:
-    audit = build(smollm2[precision], TARGETS).audit
-    assert (audit.attention, audit.attention_reason) == ("fused", None)
-    assert (audit.cache_updates, audit.attention_layers) == (60, 30)
-    assert audit.matrix_products == {precision.dtype_name: 7 * 30 + 1}
-    assert abs(audit.weight_bytes[precision.dtype_name] - 2 * 134_515_008) < 4096
 
 
 def cache_writers(engine: Any) -> list[str]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
-from blockexport.export.manifest import Manifest
+from blockexport.export.manifest import Manifest, read_manifest
 from blockexport.export.native_output import captured_stderr
 from blockexport.export.trt_adapter import TENSORRT_RTX, Adapter, BuildOptions, load_backend
+from blockexport.export.trt_audit import Audit
 from blockexport.export.trt_engine import engine_entry, engine_name, place_engine, staged_engine
-from blockexport.export.trt_network import Profile
+from blockexport.export.trt_network import Profile, make_profiles
 from blockexport.export.trt_process import Request, build_engine_file
 from blockexport.models.errors import NotJudgedError
+from blockexport.models.progress import Progress, silent
 from tests.support import absent
 
 BATCH, HEADS, KV_HEADS, SLOTS, HEAD_DIM = "batch_size", 6, 2, 32, 64
@@ -24,6 +27,8 @@ SIZES = {BATCH: (1, 3, 8), LENGTH: (1, 5, 16), "slots": (SLOTS, SLOTS, SLOTS)}
 CACHE: list[str | int | None] = [BATCH, KV_HEADS, SLOTS, HEAD_DIM]
 MIXED: list[str | int | None] = [BATCH, HEADS, LENGTH, HEAD_DIM]
 HALF = TensorProto.FLOAT16
+TARGETS = ("8.6", "8.9", "12.0")
+PROFILES = make_profiles(4, 24)
 
 
 def rtx() -> Adapter:
@@ -54,6 +59,31 @@ def build_unchecked(path: Path) -> tuple[bytes | None, str]:
         config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)
     return (None if engine is None else bytes(engine)), adapter.log.drain()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine's bytes, and the audit its network passed."""
+
+    engine: bytes
+    audit: Audit
+
+
+def build(
+    folder: Path,
+    targets: tuple[str, ...] = ("8.9",),
+    progress: Progress = silent,
+    profiles: Sequence[Profile] = PROFILES,
+    **options: Any,
+) -> Engine:
+    adapter = rtx()
+    chosen, path = BuildOptions(**options), folder / "built.engine"
+    request = Request(adapter.name, folder, read_manifest(folder), adapter.targets(targets), profiles, chosen, path)
+    try:
+        built = build_engine_file(request, progress)
+        return Engine(path.read_bytes(), built.audit)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def add_engine(
