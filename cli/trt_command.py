@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.trt_summary import tell_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from blockexport.export.manifest import Manifest
     from blockexport.export.trt_adapter import Adapter, BuildOptions
-    from blockexport.export.trt_engine import EngineEntry
     from blockexport.export.trt_network import Profile
     from blockexport.models.precision import Precision
 
@@ -177,7 +177,7 @@ def trt(
         name, manifest = _build(
             adapter, folder, precision, targets, (max_batch_size, max_prefill), options, timing_cache, quiet or as_json
         )
-    _tell(folder, name, manifest, as_json=as_json)
+    tell_engine(folder, name, manifest, as_json=as_json)
     return exported
 
 
@@ -334,42 +334,3 @@ def _profiles(manifest: Manifest, max_batch_size: int, max_prefill: int | None) 
     profiles = make_profiles(max_batch_size, min(DEFAULT_PREFILL, slots) if max_prefill is None else max_prefill)
     check_volumes(manifest, profiles)
     return profiles
-
-
-def _tell(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
-    from blockexport.export.trt_engine import engines_of
-
-    file = manifest.files[name]
-    if as_json:
-        described = {"file": name, "bytes": file.bytes, "sha256": file.sha256, **manifest.engines[name]}
-        console.print_json({"bundle": str(folder), "engine": described})
-        return
-    out = console.stdout_console()
-    for line in _summary(folder / name, file.bytes, engines_of(manifest)[name]):
-        out.print(line, soft_wrap=True)
-
-
-def _summary(path: Path, size: int, entry: EngineEntry) -> list[str]:
-    audit = entry.audit
-    attention = audit["attention"] + (f" ({audit['attention_reason']})" if audit["attention_reason"] else "")
-    spans = [
-        f"{profile.name} {profile.sequence_length[0]}..{profile.sequence_length[2]} tokens x "
-        f"{profile.batch_size[0]}..{profile.batch_size[2]} rows"
-        for profile in entry.profiles
-    ]
-    weights = ", ".join(f"{size / 1e6:.3g} MB {dtype}" for dtype, size in audit["weight_bytes"].items() if size > 1e4)
-    return [
-        f"{path}: {size / 1e6:.1f} MB, {entry.backend} {entry.version}, for {', '.join(entry.compute_capabilities)}",
-        f"  caches       {audit['cache_updates']}, each output in the memory of its input",
-        f"  attention    {audit['attention_layers']} layers, {attention}; softmax {audit['softmax']}",
-        f"  products     {_counted(audit['matrix_products'])}",
-        f"  norms, RoPE  {_counted(audit['norm_statistics'])}; {_counted(audit['rotary_embeddings'])}",
-        f"  weights      {weights}",
-        f"  profiles     {'; '.join(spans)}",
-        f"  rebuild      {entry.rebuild}",
-        "  not executed: judge it where its GPU is, with blockexport compare --backend " + entry.backend,
-    ]
-
-
-def _counted(types: dict[str, int]) -> str:
-    return ", ".join(f"{count} in {dtype}" for dtype, count in types.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -134,7 +134,7 @@ class Adapter:
             UsageError: one is not a capability, not served, or not the machine's.
             NotJudgedError: standard TensorRT without a GPU, or RTX with neither a GPU nor a capability.
         """
-        wanted = tuple(sorted({_normalised(text) for text in capabilities}, key=_number))
+        wanted = ascending({_normalised(text) for text in capabilities})
         if self.is_rtx:
             served = self.served_capabilities()
             if not wanted:
@@ -158,7 +158,7 @@ class Adapter:
     def served_capabilities(self) -> list[str]:
         """The capabilities that RTX knows, in order: 7.5, 8.0, ..."""
         names = [name for name in self.trt.ComputeCapability.__members__ if name.startswith("SM")]
-        return sorted((f"{name[2:-1]}.{name[-1]}" for name in names), key=_number)
+        return list(ascending(f"{name[2:-1]}.{name[-1]}" for name in names))
 
     def builder(self) -> Any:
         """A new builder.
@@ -265,6 +265,11 @@ def _normalised(text: str) -> str:
     if match is None:
         raise UsageError(f"--compute-capability {text!r} is not of the form 8.9: see `blockexport doctor` for yours")
     return f"{match[1]}.{match[2]}"
+
+
+def ascending(capabilities: Iterable[str]) -> tuple[str, ...]:
+    """Compute capabilities in the order of their numbers, so that the order they were asked in makes no difference."""
+    return tuple(sorted(capabilities, key=_number))
 
 
 def _number(capability: str) -> tuple[int, ...]:

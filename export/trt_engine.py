@@ -16,7 +16,7 @@ from blockexport.export.bundle import add_files
 from blockexport.export.disk import check_free_space
 from blockexport.export.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
 from blockexport.export.partial import partial_path, remove_abandoned
-from blockexport.export.trt_adapter import Adapter, BuildOptions
+from blockexport.export.trt_adapter import Adapter, BuildOptions, ascending
 from blockexport.export.trt_build import Built
 from blockexport.export.trt_network import Profile
 from blockexport.models.errors import UsageError
@@ -63,13 +63,8 @@ class EngineEntry:
 
 def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
     """Where an engine lies in its bundle."""
-    generations = "-".join(f"sm{target.replace('.', '')}" for target in _ascending(targets))
+    generations = "-".join(f"sm{target.replace('.', '')}" for target in ascending(targets))
     return f"{ENGINES}/{backend}-{generations}-{precision.value}.engine"
-
-
-def _ascending(targets: Iterable[str]) -> tuple[str, ...]:
-    """Compute capabilities in the order of their numbers, so that the order they were asked in makes no difference."""
-    return tuple(sorted(targets, key=lambda target: tuple(map(int, target.split(".")))))
 
 
 def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
@@ -108,7 +103,7 @@ def engine_entry(
     return EngineEntry(
         backend=adapter.name,
         version=adapter.version,
-        compute_capabilities=_ascending(targets),
+        compute_capabilities=ascending(targets),
         precision=manifest.precision,
         profiles=tuple(profiles),
         inputs=manifest.inputs,

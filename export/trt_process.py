@@ -96,8 +96,8 @@ def _crash(request: Request, status: int, said: str) -> Exception:
     cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     last = said.strip().rsplit("\n", 1)[-1]
     return UsageError(
-        f"{what} ({cause}{': ' + last if last else ''}). The graph passed the preflight and the audit, so please "
-        "report this message"
+        f"{what} ({cause}{': ' + last if last else ''}): a graph that `blockexport lint` finds clean should not do "
+        "that, so please report this message"
     )
 
 
