@@ -12,9 +12,9 @@ import typer
 from blockexport.cli import console
 
 if TYPE_CHECKING:
-    from blockexport.compare.report import Report
-    from blockexport.export.manifest import Manifest
-    from blockexport.models.checkpoint import Checkpoint
+    from blockexport.compare.report.report import Report
+    from blockexport.export.bundle.manifest import Manifest
+    from blockexport.models.checkpoints.checkpoint import Checkpoint
     from blockexport.models.progress import Progress
 
 EXIT_BAD = 1
@@ -46,7 +46,7 @@ def aoti(
 
     Example: blockexport aoti smollm2
     """
-    from blockexport.export.manifest import MANIFEST
+    from blockexport.export.bundle.manifest import MANIFEST
     from blockexport.models.errors import UsageError
 
     if (Path(model) / MANIFEST).is_file():
@@ -62,11 +62,11 @@ def aoti(
 
 
 def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> int:
-    from blockexport.compare.source import open_source
+    from blockexport.compare.judged_source import open_source
     from blockexport.export.aoti import compile_package
-    from blockexport.export.bundle import add_files
-    from blockexport.export.manifest import ONNX_FILE, read_manifest
-    from blockexport.export.onnx_graph import GraphOptions
+    from blockexport.export.bundle.bundle import add_files
+    from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
+    from blockexport.export.graph.onnx_graph import GraphOptions
 
     manifest = read_manifest(bundle)
     checkpoint = open_source(manifest, source)
@@ -94,8 +94,8 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> 
 
 
 def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Report:
-    from blockexport.compare.bundle import bundle_options
     from blockexport.compare.judge import judge
+    from blockexport.compare.judged_bundle import bundle_options
     from blockexport.runtime.aoti_decoder import AotiDecoder
 
     decoder = AotiDecoder(bundle, manifest, package_folder=folder)
@@ -103,7 +103,7 @@ def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoin
 
 
 def _refuse(report: Report) -> int:
-    from blockexport.compare.report_table import render_table
+    from blockexport.compare.report.report_table import render_table
 
     console.stdout_console().print(render_table(report))
     console.say("the package is bad and was not added")
@@ -111,7 +111,7 @@ def _refuse(report: Report) -> int:
 
 
 def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> int:
-    from blockexport.compare.report_table import render_table
+    from blockexport.compare.report.report_table import render_table
 
     if report is not None:
         console.stdout_console().print(render_table(report))

@@ -11,7 +11,7 @@ import typer
 from blockexport.cli import console
 
 if TYPE_CHECKING:
-    from blockexport.compare.report import Report
+    from blockexport.compare.report.report import Report
     from blockexport.models.progress import Progress
 
 
@@ -98,7 +98,7 @@ def compare(
     _check_locate(locate, onnx, backend)
     _check_report(report)
     with console.progress_bar(quiet=quiet or as_json) as progress:
-        from blockexport.compare.check import choose_checks
+        from blockexport.compare.core.check import choose_checks
 
         how = _How(
             checks=tuple(check or ()),
@@ -108,7 +108,7 @@ def compare(
         )
         choose_checks(how["checks"])  # a misspelt name is said before the model is read
         if onnx is not None and model is not None:
-            from blockexport.compare.foreign import judge_foreign
+            from blockexport.compare.judge_foreign import judge_foreign
 
             result = judge_foreign(onnx, model, max_sequence_length=max_sequence_length, progress=progress, **how)
         else:
@@ -136,12 +136,12 @@ def _judge_bundle(
     progress: Progress,
     how: _How,
 ) -> Report:
-    from blockexport.compare.backends import require_judgeable, usual_backend
-    from blockexport.compare.bundle import bundle_options
     from blockexport.compare.changed_files import changed_files
+    from blockexport.compare.core.backends import require_judgeable, usual_backend
     from blockexport.compare.judge import judge
-    from blockexport.compare.source import open_source
-    from blockexport.export.manifest import read_manifest
+    from blockexport.compare.judged_bundle import bundle_options
+    from blockexport.compare.judged_source import open_source
+    from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.open import open_decoder
 
     manifest = read_manifest(bundle)
@@ -208,7 +208,7 @@ def _ids(tokens: str) -> list[int]:
 
 
 def _check_report(folder: Path | None) -> None:
-    from blockexport.compare.report_files import check_report_folder
+    from blockexport.compare.report.report_files import check_report_folder
 
     if folder is not None:
         check_report_folder(folder)
@@ -216,8 +216,8 @@ def _check_report(folder: Path | None) -> None:
 
 def _show(result: Report, folder: Path | None, *, as_json: bool) -> None:
     """Print the verdict, and only then write: neither is lost where the other fails."""
-    from blockexport.compare.report_files import write_report
-    from blockexport.compare.report_table import render_table
+    from blockexport.compare.report.report_files import write_report
+    from blockexport.compare.report.report_table import render_table
 
     try:
         if as_json:

@@ -44,7 +44,7 @@ def cpp(
     if cmake_dir:
         typer.echo(cpp_project.cmake_dir())
         return
-    from blockexport.export.manifest import read_manifest
+    from blockexport.export.bundle.manifest import read_manifest
     from blockexport.models.errors import UsageError
 
     if bundle is None or output is None:

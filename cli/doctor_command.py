@@ -229,7 +229,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 def supports_reflinks(folder: Path) -> bool:
     """Whether the file system under `folder` can clone a file, by trying it on a small one."""
-    from blockexport.export.clone_file import share_blocks
+    from blockexport.export.bundle.clone_file import share_blocks
 
     with tempfile.TemporaryDirectory(prefix=".blockexport-doctor-", dir=folder) as scratch:
         source = Path(scratch, "source")

@@ -13,9 +13,9 @@ from blockexport.cli import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockexport.runtime.detokenize import StreamDecoder
-    from blockexport.runtime.generate import Generation
-    from blockexport.runtime.sampling import SamplingOptions
+    from blockexport.runtime.text.detokenize import StreamDecoder
+    from blockexport.runtime.text.generate import Generation
+    from blockexport.runtime.text.sampling import SamplingOptions
 
 
 def generate(
@@ -57,10 +57,10 @@ def generate(
 
     Example: blockexport generate smollm2 "What is the capital of France?" --max-new-tokens 64
     """
-    from blockexport.export.manifest import read_manifest
-    from blockexport.runtime.generate import generate as start
+    from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.open import open_decoder
-    from blockexport.runtime.text import BundleTokenizer
+    from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
+    from blockexport.runtime.text.generate import generate as start
 
     read_manifest(bundle)  # what is no bundle is told so before its tokenizer is missed
     text = _read_prompt(prompt)

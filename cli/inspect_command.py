@@ -10,7 +10,7 @@ import typer
 from blockexport.cli import console
 
 if TYPE_CHECKING:
-    from blockexport.models.config import ModelConfig
+    from blockexport.models.config.model_config import ModelConfig
     from blockexport.models.precision import Precision
 
 DEFAULT_TOKENS = 8192
@@ -51,10 +51,10 @@ def inspect(
 
 def read_config(model: str) -> ModelConfig:
     """The config of what the user calls a model, without its weights. Raises UsageError when there is none."""
-    from blockexport.models.config_hf import read_hf_config
-    from blockexport.models.hub import fetch_from_hub, parse_hub_id
-    from blockexport.models.presets import PRESETS
-    from blockexport.models.sources import GGUF_SUFFIX, open_checkpoint
+    from blockexport.models.checkpoints.hub import fetch_from_hub, parse_hub_id
+    from blockexport.models.checkpoints.sources import GGUF_SUFFIX, open_checkpoint
+    from blockexport.models.config.config_hf import read_hf_config
+    from blockexport.models.config.presets import PRESETS
 
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
@@ -95,7 +95,7 @@ def describe(config: ModelConfig, tokens: int, batch_size: int, precision: Preci
     """Every figure the command prints, as the JSON document holds it: whole numbers, bytes and operations unrounded."""
     from dataclasses import asdict
 
-    from blockexport.models import arithmetic
+    from blockexport.models.config import arithmetic
 
     counted = arithmetic.count_parameters(config)
     saving = arithmetic.gqa_saving(config)

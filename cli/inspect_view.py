@@ -12,7 +12,7 @@ from blockexport.cli import console
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from blockexport.models.config import ModelConfig
+    from blockexport.models.config.model_config import ModelConfig
 
 _LEGEND = "B batch, S new tokens. RoPE, softmax, SiLU and additions are not counted."
 _PARTS = {"attention": "attention", "mlp": "MLP"}

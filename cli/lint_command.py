@@ -23,8 +23,8 @@ def lint(
 
     Example: blockexport lint model.onnx
     """
-    from blockexport.export.manifest import ONNX_FILE
-    from blockexport.export.trt_lint import lint_file
+    from blockexport.export.bundle.manifest import ONNX_FILE
+    from blockexport.export.lint.lint_graph import lint_file
 
     path = file / ONNX_FILE if file.is_dir() else file
     findings = lint_file(path)

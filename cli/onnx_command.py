@@ -15,11 +15,11 @@ import typer
 from blockexport.cli import console
 
 if TYPE_CHECKING:
-    from blockexport.compare.report import Report
-    from blockexport.export.bundle import Stage
-    from blockexport.export.manifest import Manifest
-    from blockexport.export.onnx_graph import GraphOptions
-    from blockexport.models.checkpoint import Checkpoint
+    from blockexport.compare.report.report import Report
+    from blockexport.export.bundle.bundle import Stage
+    from blockexport.export.bundle.manifest import Manifest
+    from blockexport.export.graph.onnx_graph import GraphOptions
+    from blockexport.models.checkpoints.checkpoint import Checkpoint
     from blockexport.models.progress import Progress
 
 DEFAULT_SLOTS = 2048
@@ -71,8 +71,8 @@ def onnx(
 
     Example: blockexport onnx ./SmolLM2-135M -o smollm2 --max-sequence-length 512
     """
-    from blockexport.export.bundle import check_target, staged
-    from blockexport.models.sources import open_checkpoint
+    from blockexport.export.bundle.bundle import check_target, staged
+    from blockexport.models.checkpoints.sources import open_checkpoint
 
     check_target(output, force=force)
     precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
@@ -115,7 +115,7 @@ def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Any:
 def _options(
     checkpoint: Checkpoint, precision: Any, slots: int | None, headless: bool, logits: str, force: bool
 ) -> GraphOptions:
-    from blockexport.export.onnx_graph import GraphOptions
+    from blockexport.export.graph.onnx_graph import GraphOptions
     from blockexport.models.errors import UsageError
 
     reach = checkpoint.config.max_position_embeddings
@@ -135,10 +135,10 @@ def _options(
 def _export(
     checkpoint: Checkpoint, folder: Path, options: GraphOptions, pt2: bool, progress: Progress, *, quiet: bool
 ) -> Manifest:
-    from blockexport.export.bundle import file_entries
-    from blockexport.export.manifest import write_manifest
+    from blockexport.export.bundle.bundle import file_entries
+    from blockexport.export.bundle.manifest import write_manifest
     from blockexport.export.onnx_export import export_onnx
-    from blockexport.runtime.chat_turns import write_chat_turns
+    from blockexport.runtime.text.chat_turns import write_chat_turns
 
     manifest = export_onnx(
         checkpoint, folder, options, progress=progress, note=lambda line: console.say(f"note: {line}", quiet=quiet)
@@ -156,9 +156,9 @@ def _export(
 
 def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Report | str:
     """The report on the file in `folder`, or why it cannot be judged on this machine."""
-    from blockexport.compare.backends import require_judgeable, usual_backend
-    from blockexport.compare.bundle import bundle_options
+    from blockexport.compare.core.backends import require_judgeable, usual_backend
     from blockexport.compare.judge import judge
+    from blockexport.compare.judged_bundle import bundle_options
     from blockexport.models.errors import NotJudgedError
     from blockexport.runtime.open import open_decoder
 
@@ -172,11 +172,11 @@ def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: P
 
 def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _Outcome:
     """Seal the bundle, or put it aside where it was judged and found bad."""
-    from blockexport.compare.check import Verdict
-    from blockexport.compare.report_files import write_report
-    from blockexport.export.bundle import file_entries
-    from blockexport.export.golden import write_golden
-    from blockexport.export.manifest import ONNX_FILE
+    from blockexport.compare.core.check import Verdict
+    from blockexport.compare.report.report_files import write_report
+    from blockexport.export.bundle.bundle import file_entries
+    from blockexport.export.bundle.golden_file import write_golden
+    from blockexport.export.bundle.manifest import ONNX_FILE
 
     if judged is None or isinstance(judged, str):
         stage.seal(manifest)
@@ -193,8 +193,8 @@ def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _O
 
 
 def _tell(outcome: _Outcome, *, as_json: bool, quiet: bool) -> None:
-    from blockexport.compare.check import Verdict
-    from blockexport.compare.report_table import render_table
+    from blockexport.compare.core.check import Verdict
+    from blockexport.compare.report.report_table import render_table
 
     report = outcome.report
     if as_json:

@@ -27,8 +27,8 @@ def selftest(
     """
     from dataclasses import asdict
 
-    from blockexport.export.golden import read_golden
-    from blockexport.export.manifest import read_manifest
+    from blockexport.export.bundle.golden_file import read_golden
+    from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.selftest import check_files, replay_golden
 

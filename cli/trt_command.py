@@ -17,9 +17,9 @@ from blockexport.cli.trt_summary import tell_engine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from blockexport.export.manifest import Manifest
-    from blockexport.export.trt_adapter import Adapter, BuildOptions
-    from blockexport.export.trt_network import Profile
+    from blockexport.export.bundle.manifest import Manifest
+    from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
+    from blockexport.export.tensorrt.trt_network import Profile
     from blockexport.models.precision import Precision
 
 DEFAULT_PREFILL = 512
@@ -144,8 +144,8 @@ def trt(
 
     Example: blockexport trt ./SmolLM2-135M -o smollm2 --fp16
     """
-    from blockexport.export.manifest import MANIFEST
-    from blockexport.export.trt_adapter import BuildOptions
+    from blockexport.export.bundle.manifest import MANIFEST
+    from blockexport.export.tensorrt.trt_adapter import BuildOptions
 
     into_bundle = (Path(model) / MANIFEST).is_file()
     precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
@@ -192,7 +192,7 @@ def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Precision | None:
 
 
 def _adapter(backend: str | None) -> Adapter:
-    from blockexport.export.trt_adapter import TENSORRT, TENSORRT_RTX, load_backend
+    from blockexport.export.tensorrt.trt_adapter import TENSORRT, TENSORRT_RTX, load_backend
     from blockexport.models.errors import NotJudgedError
 
     if backend is not None:
@@ -278,9 +278,15 @@ def _build(
     timing_cache: Path | None,
     quiet: bool,
 ) -> tuple[str, Manifest]:
-    from blockexport.export.manifest import read_manifest
-    from blockexport.export.trt_engine import check_sources, engine_entry, engine_name, place_engine, staged_engine
-    from blockexport.export.trt_process import Request, build_engine_file
+    from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.tensorrt.trt_engine import (
+        check_sources,
+        engine_entry,
+        engine_name,
+        place_engine,
+        staged_engine,
+    )
+    from blockexport.export.tensorrt.trt_process import Request, build_engine_file
 
     manifest = read_manifest(folder)
     _check_precision(folder, manifest, precision)
@@ -299,8 +305,8 @@ def _build(
 
 
 def _write_timing_cache(path: Path, content: bytes) -> None:
-    from blockexport.export.disk import disk_errors
-    from blockexport.export.partial import partial_path
+    from blockexport.export.bundle.atomic_write import partial_path
+    from blockexport.export.bundle.disk import disk_errors
 
     partial = partial_path(path)
     with disk_errors(path.parent):
@@ -323,7 +329,7 @@ def _check_precision(folder: Path, manifest: Manifest, precision: Precision | No
 
 
 def _profiles(manifest: Manifest, max_batch_size: int, max_prefill: int | None) -> tuple[Profile, Profile]:
-    from blockexport.export.trt_network import check_volumes, make_profiles
+    from blockexport.export.tensorrt.trt_network import check_volumes, make_profiles
     from blockexport.models.errors import UsageError
 
     slots = manifest.max_sequence_length

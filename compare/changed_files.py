@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from blockexport.export.aoti import AOTI_FILE
-from blockexport.export.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest, sha256_of
-from blockexport.export.tokenizer_files import TOKENIZER
+from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest, sha256_of
+from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 
 _JUDGED = {"onnxruntime": ONNX_FILE, "replay": ONNX_FILE, "pt2": PT2_FILE, "aoti": AOTI_FILE}
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own

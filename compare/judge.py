@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blockexport.compare.backends import Arithmetic, require_judgeable
-from blockexport.compare.check import Check, CheckResult, Verdict, all_checks, choose_checks
-from blockexport.compare.context import CheckContext, Row
-from blockexport.compare.errors import measure
-from blockexport.compare.golden import golden_vectors
-from blockexport.compare.plan import make_plan
-from blockexport.compare.reference import Reference
-from blockexport.compare.report import Report
-from blockexport.compare.tokens import Encode, Tokens, choose_tokens
-from blockexport.export.golden import GoldenVectors
-from blockexport.models.checkpoint import Checkpoint
+from blockexport.compare.core.backends import Arithmetic, require_judgeable
+from blockexport.compare.core.check import Check, CheckResult, Verdict, all_checks, choose_checks
+from blockexport.compare.core.context import CheckContext, Row
+from blockexport.compare.core.logit_distance import measure
+from blockexport.compare.core.position_plan import make_plan
+from blockexport.compare.core.reference import Reference
+from blockexport.compare.core.tokens import Encode, Tokens, choose_tokens
+from blockexport.compare.golden_choice import golden_vectors
+from blockexport.compare.report.report import Report
+from blockexport.export.bundle.golden_file import GoldenVectors
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.errors import ArtifactError, NotJudgedError
-from blockexport.models.load import load_model
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder, Foreign
@@ -30,8 +30,8 @@ from blockexport.runtime.eager import EagerDecoder
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from blockexport.compare.artifact_weights import ArtifactWeights
-    from blockexport.compare.explain import Explanation
+    from blockexport.compare.audits.artifact_weights import ArtifactWeights
+    from blockexport.compare.explain.explain import Explanation
 
 ROWS = 4  # of the batched run
 ROW_PROMPT = 29  # the longest of their prompts

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from blockexport.export.onnx_graph import GraphOptions
-from blockexport.export.trace import example_inputs
-from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.decoder_model import DecoderModel
+from blockexport.export.graph.onnx_graph import GraphOptions
+from blockexport.export.graph.trace import example_inputs
+from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.errors import NotJudgedError
-from blockexport.models.load import load_model
 
 AOTI_FILE = "model.aoti.pt2"
 AOTI_INFO = "aoti.json"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from blockexport.export.bundle import file_entries
-from blockexport.export.genai_config import genai_config
-from blockexport.export.manifest import (
+from blockexport.export.bundle.bundle import file_entries
+from blockexport.export.bundle.genai_config import genai_config
+from blockexport.export.bundle.manifest import (
     ONNX_FILE,
     FileEntry,
     Manifest,
@@ -21,18 +21,18 @@ from blockexport.export.manifest import (
     combined_digest,
     tool_versions,
 )
-from blockexport.export.onnx_graph import GraphOptions, build_model
-from blockexport.export.rope_file import COS, ROPE_FILE, SIN, write_rope_file
-from blockexport.export.source_digest import source_digest
-from blockexport.export.tokenizer_files import write_tokenizer_files
-from blockexport.export.weights import WrittenWeights, write_weights
+from blockexport.export.bundle.rope_file import COS, ROPE_FILE, SIN, write_rope_file
+from blockexport.export.bundle.source_digest import source_digest
+from blockexport.export.graph.onnx_graph import GraphOptions, build_model
+from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
+from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
-from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.config_hf_write import config_to_hf
+from blockexport.models.block.rope import rope_table_rows
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.safetensors_header import read_header
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.config.config_hf_write import config_to_hf
 from blockexport.models.progress import Progress, silent
-from blockexport.models.rope import rope_table_rows
-from blockexport.models.safetensors_header import read_header
-from blockexport.models.tensor_names import expected_tensors
 
 Note = Callable[[str], None]
 

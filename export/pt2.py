@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch.export import Dim
 
-from blockexport.export.manifest import PT2_FILE
-from blockexport.export.onnx_graph import GraphOptions
-from blockexport.export.trace import example_inputs
-from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.load import load_model
+from blockexport.export.bundle.manifest import PT2_FILE
+from blockexport.export.graph.onnx_graph import GraphOptions
+from blockexport.export.graph.trace import example_inputs
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.load_weights import load_model
 
 
 def export_program(checkpoint: Checkpoint, options: GraphOptions) -> torch.export.ExportedProgram:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from blockexport.export.aoti import AOTI_FILE, AOTI_INFO, AOTI_SCHEMA, instructions
-from blockexport.export.manifest import Manifest
-from blockexport.models.cache import empty_cache
+from blockexport.export.bundle.manifest import Manifest
+from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.decoder import Decoder
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blockexport.models.config import ModelConfig
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 
 

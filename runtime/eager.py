@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.models.cache import empty_cache
-from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.block.cache import empty_cache
+from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.runtime.decoder import Decoder
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import onnx
 import torch
 
-from blockexport.export.manifest import ONNX_FILE, Manifest
-from blockexport.export.onnx_graph import declare_max_sequence_length
+from blockexport.export.bundle.check_graph import REMEDY, read_graph
+from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
+from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
-from blockexport.models.cache import empty_cache
+from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.decoder import Decoder
-from blockexport.runtime.onnx_file import REMEDY, read_graph
 from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 # ONNX element types (onnx.TensorProto.DataType), which is how a binding names types that NumPy lacks.

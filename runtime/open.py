@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blockexport.export.manifest import Manifest, read_manifest
+from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
 
@@ -42,7 +42,7 @@ def open_decoder(
             folder, manifest, max_sequence_length=max_sequence_length, low_memory=low_memory, threads=threads
         )
     if backend == "replay":
-        from blockexport.runtime.replay_decoder import ReplayDecoder
+        from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 
         return ReplayDecoder.open(folder, manifest, max_sequence_length=max_sequence_length)
     if backend == "pt2":
@@ -61,7 +61,7 @@ def open_decoder(
 
 
 def _tensorrt(folder: Path, manifest: Manifest, backend: str, max_sequence_length: int | None) -> Decoder:
-    from blockexport.runtime.trt_decoder import TensorRtDecoder
+    from blockexport.runtime.tensorrt.trt_decoder import TensorRtDecoder
 
     if max_sequence_length not in (None, manifest.max_sequence_length):
         raise UsageError(
@@ -72,8 +72,8 @@ def _tensorrt(folder: Path, manifest: Manifest, backend: str, max_sequence_lengt
 
 
 def _eager(manifest: Manifest, max_sequence_length: int | None, model: str | None) -> Decoder:
-    from blockexport.models.load import load_model
-    from blockexport.models.sources import open_checkpoint
+    from blockexport.models.checkpoints.load_weights import load_model
+    from blockexport.models.checkpoints.sources import open_checkpoint
     from blockexport.runtime.eager import EagerDecoder
 
     slots = max_sequence_length or manifest.max_sequence_length

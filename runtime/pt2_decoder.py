@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from blockexport.export.manifest import PT2_FILE, Manifest, Port
-from blockexport.models.cache import empty_cache
+from blockexport.export.bundle.manifest import PT2_FILE, Manifest, Port
+from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from blockexport.export.golden import GoldenVectors
-from blockexport.export.manifest import Manifest, sha256_of
+from blockexport.export.bundle.golden_file import GoldenVectors
+from blockexport.export.bundle.manifest import Manifest, sha256_of
 from blockexport.models.errors import UsageError
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from blockexport.models.config import LayerType, ModelConfig, RopeScaling
+from blockexport.models.config.model_config import LayerType, ModelConfig, RopeScaling
 from blockexport.models.precision import Precision
 from tests.small_models import add_weights, close_gguf, gguf_writer, small_weights, write_folder
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from blockexport.export.manifest import Manifest, write_manifest
+from blockexport.export.bundle.manifest import Manifest, write_manifest
+from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.onnx_export import export_onnx
-from blockexport.export.onnx_graph import GraphOptions
-from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.config import ModelConfig
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.precision import Precision
-from blockexport.models.random_checkpoint import RandomCheckpoint
 
 EVERYTHING = ModelConfig(
     "qwen3",

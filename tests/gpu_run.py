@@ -29,7 +29,7 @@ def look_at_machine() -> Machine:
     """The GPU in the machine and what can use it; where there is nothing to test with, the run ends and says so."""
     import torch
 
-    from blockexport.export.trt_adapter import BACKENDS, load_backend
+    from blockexport.export.tensorrt.trt_adapter import BACKENDS, load_backend
     from blockexport.models.errors import BlockexportError
 
     if not torch.cuda.is_available():

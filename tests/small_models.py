@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from blockexport.models.config import ModelConfig
-from blockexport.models.config_hf_write import config_to_hf
-from blockexport.models.tensor_names import expected_tensors
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.config.config_hf_write import config_to_hf
+from blockexport.models.config.model_config import ModelConfig
 
 Weights = dict[str, torch.Tensor]
 

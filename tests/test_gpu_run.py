@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockexport.export import trt_adapter
+from blockexport.export.tensorrt import trt_adapter
 from blockexport.models.errors import NotJudgedError
 from tests.gpu_run import look_at_machine
 from tests.support import REPOSITORY
@@ -93,7 +93,7 @@ def test_what_a_machine_can_test_with(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_one_line_says_so() -> None:
-    code, last = _pytest(REPOSITORY, "-m", "gpu", "tests/runtime/test_trt_gpu.py")
+    code, last = _pytest(REPOSITORY, "-m", "gpu", "tests/runtime/tensorrt/test_trt_gpu.py")
     assert code == 1
     assert "NO GPU: nothing was tested. torch " in last
 

@@ -26,31 +26,28 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_session.py"},
     "onnx": {
-        "export/body_joins.py",
-        "export/flat_graph.py",
-        "export/onnx_*.py",
-        "export/trt_*.py",
-        "runtime/foreign_*.py",
+        "export/bundle/check_graph.py",
+        "export/graph/*.py",
+        "export/lint/*.py",
+        "export/tensorrt/trt_*.py",
+        "runtime/foreign/*.py",
         "runtime/onnx_*.py",
-        "compare/artifact_weights.py",
+        "compare/audits/artifact_weights.py",
         "cli/doctor_command.py",
     },
     "onnx_ir": {
-        "export/graph_builder.py",
-        "export/onnx_*.py",
-        "export/translate.py",
-        "runtime/replay_graph.py",
-        "runtime/foreign_*.py",
-        "compare/bundle.py",
-        "compare/constant_audit.py",
-        "compare/site_map.py",
-        "compare/type_audit.py",
+        "export/graph/*.py",
+        "export/onnx_export.py",
+        "runtime/foreign/*.py",
+        "runtime/replay/replay_graph.py",
+        "compare/audits/*.py",
+        "compare/judged_bundle.py",
     },
-    "gguf": {"models/gguf_checkpoint.py", "models/gguf_header.py"},
-    "huggingface_hub": {"models/hub.py"},
-    "tokenizers": {"runtime/text.py", "runtime/detokenize.py"},
-    "jinja2": {"runtime/chat.py"},
-    "rich": {"cli/console.py", "cli/doctor_command.py", "cli/inspect_view.py", "compare/report_table.py"},
+    "gguf": {"models/checkpoints/gguf_checkpoint.py", "models/checkpoints/gguf_header.py"},
+    "huggingface_hub": {"models/checkpoints/hub.py"},
+    "tokenizers": {"runtime/text/bundle_tokenizer.py", "runtime/text/detokenize.py"},
+    "jinja2": {"runtime/text/chat_template.py"},
+    "rich": {"cli/console.py", "cli/doctor_command.py", "cli/inspect_view.py", "compare/report/report_table.py"},
     # Test dependencies, and libraries that only later parts may use.
     **{library: set() for library in ("onnxscript", "transformers", "onnxruntime_genai", "tensorrt", "tensorrt_rtx")},
 }
@@ -136,7 +133,7 @@ def test_the_contract_breaks_when_a_lower_layer_imports_a_higher_one(tmp_path: P
     clean = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True)
     assert clean.returncode == 0, clean.stdout + clean.stderr
 
-    offender = tmp_path / "blockexport" / "models" / "norm.py"
+    offender = tmp_path / "blockexport" / "models" / "block" / "norm.py"
     offender.write_text(offender.read_text() + "\nfrom blockexport.runtime import decoder\n")
     broken = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True)
     assert broken.returncode == 1, broken.stdout + broken.stderr

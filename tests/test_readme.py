@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from blockexport.compare.check import all_checks
+from blockexport.compare.core.check import all_checks
 from tests.support import REPOSITORY, smollm2_gguf
 
 BLOCK = re.compile(

@@ -11,7 +11,7 @@ import torch
 
 from blockexport.cli.main import main
 from blockexport.runtime.open import open_decoder
-from blockexport.runtime.text import BundleTokenizer
+from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from tests.support import smollm2_gguf
 
 QUESTION = "What is the capital of France?"

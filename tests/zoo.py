@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockexport.models.config import ModelConfig, RopeScaling
+from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from tests.zoo_edits import (
     Spoil,
     attribute,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from blockexport.export.manifest import ONNX_FILE
-from blockexport.models.config import ModelConfig
+from blockexport.export.bundle.manifest import ONNX_FILE
+from blockexport.models.config.model_config import ModelConfig
 
 Names = str | ir.Value | None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from blockexport.models.rope import rope_table
+from blockexport.models.block.rope import rope_table
 from tests.zoo_bench import Bench
 
 Spoil = Callable[[Bench], None]

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from blockexport.cli.main import main
-from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.checkpoints.checkpoint import Checkpoint
 from tests.conftest import TABLE
 from tests.exported import export
 from tests.zoo import Exhibit
@@ -53,7 +53,7 @@ def compare(cage: Cage, bundle: Path, target: Path, *more: str) -> tuple[int, di
     """
     arguments = ["compare", str(bundle), "--report", str(target), "--json", f"--decode-steps={SLOTS - PREFILL}", *more]
     printed = StringIO()
-    opened = mock.patch("blockexport.compare.source.open_checkpoint", return_value=cage.checkpoint)
+    opened = mock.patch("blockexport.compare.judged_source.open_checkpoint", return_value=cage.checkpoint)
     with opened, redirect_stdout(printed):
         code = main(arguments)
     assert code in (0, 1), f"exit code {code}: {printed.getvalue()}"

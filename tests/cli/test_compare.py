@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.compare.check import all_checks
+from blockexport.compare.core.check import all_checks
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
-from blockexport.models.sources import open_checkpoint
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
 

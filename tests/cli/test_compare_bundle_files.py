@@ -16,11 +16,11 @@ import onnx
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.compare import report_files
 from blockexport.compare.changed_files import changed_files
-from blockexport.export.bundle import file_entries
-from blockexport.export.manifest import read_manifest
-from blockexport.models.sources import open_checkpoint
+from blockexport.compare.report import report_files
+from blockexport.export.bundle.bundle import file_entries
+from blockexport.export.bundle.manifest import read_manifest
+from blockexport.models.checkpoints.sources import open_checkpoint
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.compare.report_rows import full_sentence
-from blockexport.models.config import ModelConfig
+from blockexport.compare.report.report_rows import full_sentence
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError
-from blockexport.models.sources import open_checkpoint
 from blockexport.runtime.onnx_decoder import OnnxDecoder, failed_node
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
@@ -159,10 +159,10 @@ def test_only_a_node_of_the_graph_is_the_artifacts_fault() -> None:
     "where",
     [
         "blockexport.compare.judge.make_plan",
-        "blockexport.compare.context.measure",
-        "blockexport.compare.explain.locate",
-        "blockexport.compare.explain.diagnose",
-        "blockexport.compare.report_markdown.to_markdown",
+        "blockexport.compare.core.context.measure",
+        "blockexport.compare.explain.explain.locate",
+        "blockexport.compare.explain.explain.diagnose",
+        "blockexport.compare.report.report_markdown.to_markdown",
     ],
 )
 def test_a_crash_of_compare_is_no_verdict(

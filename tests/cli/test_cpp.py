@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.export.golden import GOLDEN_FILE
-from blockexport.export.manifest import MANIFEST, read_manifest
-from blockexport.runtime.chat_turns import CHAT_TURNS_FILE
-from tests.runtime import cpp_build
+from blockexport.export.bundle.golden_file import GOLDEN_FILE
+from blockexport.export.bundle.manifest import MANIFEST, read_manifest
+from blockexport.runtime.text.chat_turns import CHAT_TURNS_FILE
+from tests.runtime.cpp import cpp_build
 from tests.support import REPOSITORY, smollm2_gguf
 
 QUESTION = "What is the capital of France?"

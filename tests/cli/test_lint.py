@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from blockexport.cli.main import main
-from tests.export.trt_support import attend, cached_attention, write_cache
+from tests.export.tensorrt.trt_support import attend, cached_attention, write_cache
 from tests.exported import export, random_model
 
 CAUSAL = cached_attention(

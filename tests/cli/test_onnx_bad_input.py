@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from blockexport.cli.main import main
-from blockexport.export import clone_file
+from blockexport.export.bundle import clone_file
 from tests.small_models import gguf_writer, small_config, small_weights, write_folder
 
 CONFIG = small_config("llama", max_position_embeddings=64)

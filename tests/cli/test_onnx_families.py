@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
-from blockexport.compare.check import all_checks
+from blockexport.compare.core.check import all_checks
 from blockexport.runtime.open import open_decoder
 from tests.transformers_models import FAMILIES, make_model, save_model, some_ids
 

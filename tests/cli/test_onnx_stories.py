@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
-from blockexport.models.sources import open_checkpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
-from blockexport.runtime.text import BundleTokenizer
+from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from tests.support import shared_path
 
 SOURCES = {"safetensors": ".", "gguf": "stories260K-F32.gguf"}

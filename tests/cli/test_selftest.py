@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
-from blockexport.export.golden import GOLDEN_FILE, MAX_BYTES, GoldenVectors, choose_positions, read_golden, write_golden
-from blockexport.export.manifest import read_manifest
+from blockexport.export.bundle.golden_file import (
+    GOLDEN_FILE,
+    MAX_BYTES,
+    GoldenVectors,
+    choose_positions,
+    read_golden,
+    write_golden,
+)
+from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
-from blockexport.runtime.chat import Message, render_chat
-from blockexport.runtime.chat_turns import chat_turns_of
+from blockexport.runtime.text.chat_template import Message, render_chat
+from blockexport.runtime.text.chat_turns import chat_turns_of
 from tests.support import shared_path
 
 

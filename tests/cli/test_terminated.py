@@ -13,7 +13,7 @@ WAITS = """
 import sys, time
 from pathlib import Path
 from blockexport.cli import main
-from blockexport.export.bundle import staged
+from blockexport.export.bundle.bundle import staged
 
 def app(**_):
     with staged(Path(sys.argv[1]), force=False):

@@ -18,10 +18,10 @@ import pytest
 from onnx import helper
 
 from blockexport.cli.main import main
-from blockexport.export.manifest import read_manifest, sha256_of, write_manifest
+from blockexport.export.bundle.manifest import read_manifest, sha256_of, write_manifest
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
-from blockexport.models.sources import open_checkpoint
-from tests.export.trt_support import rtx
+from tests.export.tensorrt.trt_support import rtx
 from tests.exported import export, random_model
 from tests.support import shared_path
 

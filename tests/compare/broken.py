@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.runtime.eager import EagerDecoder
 
 Breaker = Callable[["Broken", torch.Tensor, torch.Tensor], torch.Tensor]

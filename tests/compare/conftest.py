@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from blockexport.models.checkpoint import Checkpoint
+from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare.memory_checkpoint import STORIES_CONFIG, TINY, MemoryCheckpoint, eager_model, random_checkpoint
 from tests.support import shared_path

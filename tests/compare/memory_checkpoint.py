@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.models.checkpoint import Checkpoint, Source, TensorEntry
-from blockexport.models.config import ModelConfig
-from blockexport.models.decoder_model import DecoderModel
+from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.checkpoints.checkpoint import Checkpoint, Source, TensorEntry
+from blockexport.models.config.model_config import ModelConfig
 
 TINY = ModelConfig(
     "qwen3",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from blockexport.compare.bundle import bundle_options
-from blockexport.compare.check import CheckResult
+from blockexport.compare.core.check import CheckResult
 from blockexport.compare.judge import judge
-from blockexport.models.checkpoint import Checkpoint
-from blockexport.models.safetensors_header import read_header
-from blockexport.models.tensor_types import TORCH_TYPES
+from blockexport.compare.judged_bundle import bundle_options
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.safetensors_header import read_header
+from blockexport.models.checkpoints.tensor_types import TORCH_TYPES
 from blockexport.runtime.open import open_decoder
 
 Change = Callable[[torch.Tensor], torch.Tensor]

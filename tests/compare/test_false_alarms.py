@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from blockexport.compare.bundle import bundle_options
-from blockexport.compare.check import Verdict
+from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import judge
-from blockexport.compare.report import Report
-from blockexport.models.checkpoint import Checkpoint
+from blockexport.compare.judged_bundle import bundle_options
+from blockexport.compare.report.report import Report
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
-from blockexport.models.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.any_model import FAMILIES, Drawn, draw, write
 from tests.compare.memory_checkpoint import MemoryCheckpoint

@@ -12,14 +12,14 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from blockexport.compare.bundle import bundle_options
-from blockexport.compare.check import Verdict
+from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import judge
-from blockexport.compare.report import Report
-from blockexport.export.manifest import ONNX_FILE
-from blockexport.models.checkpoint import Checkpoint
+from blockexport.compare.judged_bundle import bundle_options
+from blockexport.compare.report.report import Report
+from blockexport.export.bundle.manifest import ONNX_FILE
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
-from blockexport.models.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.conftest import TABLE
 from tests.exported import export

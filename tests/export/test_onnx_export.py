@@ -9,7 +9,7 @@ import onnx
 import pytest
 from transformers import AutoConfig
 
-from blockexport.export.manifest import read_manifest, sha256_of
+from blockexport.export.bundle.manifest import read_manifest, sha256_of
 from blockexport.models.precision import Precision
 from tests.exported import export, random_model
 

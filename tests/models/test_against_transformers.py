@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockexport.models.cache import empty_cache
-from blockexport.models.load import load_model
-from blockexport.models.sources import open_checkpoint
+from blockexport.models.block.cache import empty_cache
+from blockexport.models.checkpoints.load_weights import load_model
+from blockexport.models.checkpoints.sources import open_checkpoint
 from tests.transformers_models import FAMILIES, POSITIONS, make_model, save_model, some_ids
 
 LENGTH = 500

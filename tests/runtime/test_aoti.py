@@ -12,12 +12,12 @@ import torch
 
 from blockexport.cli.main import main
 from blockexport.export.aoti import AOTI_FILE, AOTI_INFO
-from blockexport.export.manifest import MANIFEST, read_manifest, sha256_of
-from blockexport.models.sources import open_checkpoint
+from blockexport.export.bundle.manifest import MANIFEST, read_manifest, sha256_of
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import judged
-from tests.runtime import cpp_build
+from tests.runtime.cpp import cpp_build
 from tests.support import shared_path, smollm2_gguf
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockexport.export.onnx_graph import GraphOptions
+from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.pt2 import write_pt2
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision

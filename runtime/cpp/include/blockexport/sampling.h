@@ -15,7 +15,7 @@ struct SamplingOptions {
 };
 
 /// Chooses tokens one after the other. The same seed and logits give the same tokens as blockexport's Python sampler,
-/// bit for bit, on any machine with IEEE 754 doubles; runtime/sampling.py defines each operation.
+/// bit for bit, on any machine with IEEE 754 doubles; runtime/text/sampling.py defines each operation.
 class Sampler {
  public:
   /// Throws Error when an option is out of its range.

@@ -1,0 +1,270 @@
+"""The numbers that a graph has from the config and not from the checkpoint, read off it and held against the config.
+
+Epsilons of the norms, the scale of attention wherever it is applied, the sliding windows, the RoPE tables; and which
+weight each place reads. Nothing is run. What a graph hides (a norm spelled out in single operations, say) is on a list
+of its own: it is neither right nor wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from blockexport.compare.audits.table_difference import table_problem
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
+from blockexport.models.config.model_config import ModelConfig
+
+_CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "RotaryEmbedding")
+_ENDS = ("Gemm", "MatMul", "RMSNormalization")
+_SHOWN = 3
+
+
+@dataclass
+class ConstantAudit:
+    """What was found.
+
+    Attributes:
+        problems: what differs from the config, a clause each.
+        unseen: what could not be found in the graph, a clause each.
+        counts: how many of each kind were read.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def audit_constants(graph: ir.Graph, config: ModelConfig, max_sequence_length: int, *, headless: bool) -> ConstantAudit:
+    """Hold a decoder's graph against the config that it was made for.
+
+    Args:
+        graph: of the artifact.
+        config: of the checkpoint.
+        max_sequence_length: M: a RoPE table needs as many rows.
+        headless: the graph has neither embedding nor head.
+    """
+    audit, nodes = ConstantAudit(), list(graph)
+    _epsilons(audit, nodes, config)
+    _scales(audit, nodes, config)
+    _windows(audit, nodes, config)
+    _tables(audit, nodes, config, max_sequence_length)
+    _readers(audit, graph, config, headless)
+    return audit
+
+
+def _out(node: ir.Node) -> str:
+    return str(node.outputs[0].name)
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _number(node: ir.Node, name: str, default: float) -> float:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else float(attribute.value)
+
+
+def _place(name: str) -> str:
+    """`model.layers.2.mlp.up_proj` as people say it."""
+    layer, _, module = name.removeprefix("model.layers.").partition(".")
+    return f"layer {layer} {module}" if name.startswith("model.layers.") else f"the final norm ({name})"
+
+
+def _epsilons(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
+    norms = [node for node in nodes if node.op_type == "RMSNormalization"]
+    places = [name.removesuffix(".weight") for name in expected_tensors(config) if name.endswith("norm.weight")]
+    found: dict[float, list[str]] = defaultdict(list)
+    for place in places:
+        node = next((n for n in norms if _out(n).startswith(f"{place}.")), None)
+        node = node or next((n for n in norms if _name(_input(n, 1)) == f"{place}.weight"), None)
+        if node is None:
+            audit.unseen.append(f"{_place(place)} has no RMSNormalization to read an epsilon off")
+        else:
+            found[float(np.float32(_number(node, "epsilon", 1e-5)))].append(_place(place))
+    wanted = float(np.float32(config.rms_norm_eps))
+    audit.counts["epsilons"] = sum(map(len, found.values()))
+    for epsilon, where in found.items():
+        if epsilon != wanted:
+            said = _places(where, audit.counts["epsilons"], "norms")
+            audit.problems.append(f"{said} epsilon is {epsilon:.6g}, the config's rms_norm_eps is {wanted:.6g}")
+
+
+def _places(where: list[str], of: int, what: str) -> str:
+    if len(where) <= _SHOWN:
+        return ", ".join(where)
+    return f"all {of} {what}:" if len(where) == of else f"{len(where)} of {of} {what} ({where[0]} and others):"
+
+
+def _scales(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
+    """The product of all factors between the projections of q and k and the scores."""
+    found: dict[float, list[str]] = defaultdict(list)
+    for layer in range(config.num_hidden_layers):
+        node = _attention(nodes, layer)
+        if node is None:
+            audit.unseen.append(f"layer {layer} has no Attention to read a scale off")
+            continue
+        factors = [_factor(_input(node, 0)), _factor(_input(node, 1))]
+        own = _number(node, "scale", config.head_dim**-0.5)
+        hidden = [f for f in factors if isinstance(f, str)]
+        if hidden:
+            audit.unseen.append(f"layer {layer}: the scale of attention passes through {hidden[0]}")
+        else:
+            found[own * float(factors[0]) * float(factors[1])].append(f"layer {layer}")
+        if _number(node, "softcap", 0.0):
+            audit.problems.append(f"layer {layer} attention softcap is {_number(node, 'softcap', 0.0):g}, wanted none")
+    wanted, room = config.head_dim**-0.5, 2 * float(np.finfo(np.float32).eps)  # factors are kept in float32
+    audit.counts["attention scales"] = sum(map(len, found.values()))
+    for scale, where in found.items():
+        if not abs(scale - wanted) <= room * wanted:
+            said = _places(where, config.num_hidden_layers, "layers")
+            audit.problems.append(f"{said} attention scale is {scale:.6g}, 1/sqrt(head_dim) is {wanted:.6g}")
+
+
+def _attention(nodes: list[ir.Node], layer: int) -> ir.Node | None:
+    prefix = f"model.layers.{layer}."
+    return next((n for n in nodes if n.op_type == "Attention" and _out(n).startswith(prefix)), None)
+
+
+def _factor(value: ir.Value | None) -> float | str:
+    """The product of the constants that a value is multiplied by behind its projection, or what hides it."""
+    product = 1.0
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            return f"the input {value.name}"
+        if node.op_type in _ENDS:
+            return product
+        if node.op_type in ("Mul", "Div"):
+            constants = [_scalar(operand) for operand in node.inputs]
+            if node.op_type == "Mul" and constants[0] is not None:
+                constants.reverse()
+                value = node.inputs[1]
+            else:
+                value = node.inputs[0]
+            if constants[1] is None or not constants[1]:
+                return f"a {node.op_type} of two values"
+            product = product * constants[1] if node.op_type == "Mul" else product / constants[1]
+        elif node.op_type == "TensorScatter":
+            value = node.inputs[1]
+        elif node.op_type in _CARRIES:
+            value = node.inputs[0]
+        else:
+            return f"the operator {node.op_type}"
+    return "a missing input"
+
+
+def _scalar(value: ir.Value | None) -> float | None:
+    """The value of a constant of one element."""
+    tensor = _tensor(value)
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+
+
+def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    if value is None:
+        return None
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    attribute = node.attributes.get("value") if node is not None and node.op_type == "Constant" else None
+    return None if attribute is None else attribute.as_tensor()
+
+
+def _windows(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
+    """A window is what a layer's mask subtracts from the positions."""
+    for layer in range(config.num_hidden_layers):
+        node = _attention(nodes, layer)
+        mask = None if node is None else _input(node, 3)
+        if mask is None:
+            continue  # without an Attention the scale is not seen either, and says so; no mask is the outputs' matter
+        found = {number for number in _subtracted(mask) if number is not None}
+        wanted = config.window_of(layer)
+        if found != ({wanted} if wanted is not None else set()):
+            told = " and ".join(f"{number:g}" for number in sorted(found)) or "nothing"
+            asked = (
+                f"the config's sliding_window is {wanted}" if wanted is not None else "the config has no window there"
+            )
+            audit.problems.append(f"layer {layer}: the mask subtracts {told} from the positions, {asked}")
+
+
+def _subtracted(mask: ir.Value) -> Iterator[float | None]:
+    front, seen = [mask], set[int]()
+    while front:
+        node = front.pop().producer()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        front += [value for value in node.inputs if value is not None]
+        if node.op_type == "Sub":
+            yield _scalar(node.inputs[1])
+
+
+def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slots: int) -> None:
+    """Each table that a rotation reads, once, and by whom."""
+    used: dict[tuple[str, str], list[int]] = defaultdict(list)
+    tensors: dict[str, ir.TensorProtocol | None] = {}
+    for layer in range(config.num_hidden_layers):
+        turns = [n for n in nodes if n.op_type == "RotaryEmbedding" and _out(n).startswith(f"model.layers.{layer}.")]
+        if len(turns) < 2:
+            audit.unseen.append(f"layer {layer} has {len(turns)} RotaryEmbedding, and q and k are to be turned")
+        for node in turns:
+            if _number(node, "interleaved", 0):
+                audit.problems.append(f"layer {layer} RotaryEmbedding pairs neighbours, wanted halves")
+            for index, kind in ((1, "cos"), (2, "sin")):
+                value = _input(node, index)
+                tensors[_name(value)] = _tensor(value)
+                used[kind, _name(value)].append(layer)
+    for (kind, name), layers in used.items():
+        tensor = tensors[name]
+        if tensor is None:
+            audit.unseen.append(f"layer {layers[0]}: {kind} of RotaryEmbedding is computed ({name})")
+            continue
+        problem = table_problem(torch.from_numpy(np.array(tensor.numpy(), np.float32)), kind, config, slots)
+        if problem is not None:
+            alone = set(layers) != set(range(config.num_hidden_layers))
+            where = f" in {_places([f'layer {i}' for i in sorted(set(layers))], config.num_hidden_layers, 'layers')}"
+            audit.problems.append(f"RoPE table{where.rstrip(':') if alone else ''} {problem} ({kind})")
+    audit.counts["RoPE tables"] = sum(tensor is not None for tensor in tensors.values())
+
+
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else str(value.name)
+
+
+def _readers(audit: ConstantAudit, graph: ir.Graph, config: ModelConfig, headless: bool) -> None:
+    """Each weight is read by the place whose name it has, and by none else."""
+    weights = expected_tensors(config, headless=headless)
+    places = {name.rpartition(".")[0] for name in weights} - {EMBEDDING.removesuffix(".weight")}
+    ends = {EMBEDDING, OUTPUT_HEAD}
+    problems: list[str] = []
+    for name in weights:
+        value = graph.initializers.get(name)
+        if value is None:
+            continue  # `parameters` says that it is missing
+        readers = [_out(node) for node, _ in value.uses()]
+        if not readers:
+            problems.append(f"{name} is read by no node")
+        place = name.rpartition(".")[0]
+        for reader in readers if name not in ends else ():
+            other = _of(reader, places)
+            if other is not None and other != place:
+                problems.append(f"{_place(other)} reads {name}")
+    shown = len(problems) if len(problems) <= _SHOWN + 1 else _SHOWN
+    audit.problems += problems[:shown]
+    if len(problems) > shown:
+        audit.problems.append(f"{len(problems) - shown} weights more are not read where they belong")
+
+
+def _of(reader: str, places: set[str]) -> str | None:
+    """The place a node is named after: `P.linear` is of P."""
+    stem = reader
+    while stem:
+        if stem in places:
+            return stem
+        stem = stem.rpartition(".")[0]
+    return None

@@ -1,0 +1,167 @@
+"""The weights of another tool's ONNX file that plainly are some of the checkpoint's, held against those.
+
+By content: an initialiser, or its transpose, that has a tensor's bits is that tensor, whatever it is called. By name:
+one called after a tensor should have its values; so should the only one left of a shape of which one tensor is missing.
+What is neither (matrices fused in another way, or folded) is not compared: a tool may lay out weights as it likes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from blockexport.compare.audits.artifact_weights import ArtifactWeights
+from blockexport.compare.audits.weight_difference import converted, describe_difference, rearranged, scaled
+from blockexport.compare.core.immovable import same_bits
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.progress import Progress, silent
+
+_NAME = re.compile(r"(?:.*\.)?(model\.layers\.\d+\..+|model\.embed_tokens\..+|model\.norm\..+|lm_head\..+)")
+_GENAI = ((".attn.", ".self_attn."), (".MatMul.", "."), (".Add.", "."), (".layernorm.", "."))
+_GENAI_FINAL = re.compile(r"model\.layers\.\d+\.final_norm_layernorm\.weight")
+_FUSED = "self_attn.qkv_proj."
+DESCRIBED = 3  # tensors whose difference is described
+_BEGINNING = 16  # values that a tensor is looked up by before it is compared
+
+Shape = tuple[int, ...]
+Key = tuple[torch.dtype, tuple[int, ...], bytes]
+
+
+@dataclass
+class Held:
+    """How many tensors of the checkpoint the file has to the bit, which differ, and which were not compared.
+
+    `said` has a clause for each of the first that differ.
+    """
+
+    same: int = 0
+    differing: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """An initialiser, or the part of a fused one that is a tensor of its own."""
+
+    source: str
+    start: int = 0
+    length: int | None = None
+
+    def read(self, weights: ArtifactWeights) -> torch.Tensor:
+        assert weights.read is not None
+        whole = weights.read(self.source)
+        return whole if self.length is None else whole.narrow(whole.ndim - 1, self.start, self.length)
+
+
+def corresponding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Tensors of a checkpoint to the initialisers called after them, by optimum's and onnxruntime-genai's rules."""
+    return {plain: name for name in shapes if (plain := _plain(name)) is not None}
+
+
+def _plain(name: str) -> str | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    plain = match.group(1)
+    if _GENAI_FINAL.fullmatch(plain):
+        return FINAL_NORM
+    for theirs, ours in _GENAI:
+        plain = plain.replace(theirs, ours)
+    return plain
+
+
+def hold_foreign(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress = silent) -> Held:
+    """Look for each tensor of the checkpoint; beside it one tensor of the file is in memory at a time."""
+    named = dict(_pieces(weights.shapes, checkpoint.config))
+    nameless = [_Piece(name) for name in weights.shapes if _plain(name) is None]
+    known, types = _by_beginning(weights, [*named.values(), *nameless])
+    held, missing, used = Held(), [], set[_Piece]()
+    for done, name in enumerate(checkpoint.entries):
+        progress("weights", done, len(checkpoint.entries))
+        there = [piece for dtype in types for piece in _there(weights, converted(checkpoint, name, dtype), known)]
+        used |= set(there)
+        held.same += bool(there)
+        missing += [] if there else [name]
+    progress("weights", len(checkpoint.entries), len(checkpoint.entries))
+    left = [piece for piece in nameless if piece not in used]
+    shapes = [checkpoint.entries[name].shape for name in missing]
+    for name in missing:
+        piece = named.get(name) or _only(weights, left, shapes, checkpoint.entries[name].shape)
+        said = None if piece is None else _difference(weights, piece, checkpoint, name)
+        (held.not_compared if said is None else held.differing).append(name)
+        held.said += [] if said is None or len(held.said) == DESCRIBED else [said]
+    return held
+
+
+def _only(weights: ArtifactWeights, left: Iterable[_Piece], missing: Iterable[Shape], wanted: Shape) -> _Piece | None:
+    """The one piece left that can be the one tensor missing of its shape, turned over or not."""
+    alike = [piece for piece in left if wanted in (weights.shapes[piece.source], weights.shapes[piece.source][::-1])]
+    alone = [shape for shape in missing if shape in (wanted, wanted[::-1])]
+    return alike[0] if len(alike) == len(alone) == 1 else None
+
+
+def _pieces(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> Iterator[tuple[str, _Piece]]:
+    """Tensor to piece; q, k and v side by side in one matrix are three."""
+    widths = {
+        "q_proj": config.num_attention_heads * config.head_dim,
+        "k_proj": config.num_key_value_heads * config.head_dim,
+        "v_proj": config.num_key_value_heads * config.head_dim,
+    }
+    for plain, name in corresponding(shapes).items():
+        if _FUSED not in plain:
+            yield plain, _Piece(name)
+        elif shapes[name][-1] == sum(widths.values()):
+            start = 0
+            for part, width in widths.items():
+                yield plain.replace("qkv_proj", part), _Piece(name, start, width)
+                start += width
+
+
+def _by_beginning(
+    weights: ArtifactWeights, pieces: Iterable[_Piece]
+) -> tuple[dict[Key, list[tuple[_Piece, bool]]], set[torch.dtype]]:
+    """Pieces, and whether turned over, by their first values; and the types there are."""
+    known: dict[Key, list[tuple[_Piece, bool]]] = defaultdict(list)
+    types = set()
+    for piece in pieces:
+        values = piece.read(weights)
+        types.add(values.dtype)
+        known[_key(values)].append((piece, False))
+        if values.ndim == 2:
+            known[_key(values.T)].append((piece, True))
+    return known, types
+
+
+def _key(values: torch.Tensor) -> Key:
+    first = values[(0,) * (values.ndim - 1)][:_BEGINNING].contiguous()
+    return values.dtype, tuple(values.shape), first.view(torch.uint8).numpy().tobytes()
+
+
+def _there(
+    weights: ArtifactWeights, wanted: torch.Tensor, known: Mapping[Key, list[tuple[_Piece, bool]]]
+) -> Iterator[_Piece]:
+    for piece, turned in known.get(_key(wanted), ()):
+        values = piece.read(weights)
+        if same_bits(values.T if turned else values, wanted):
+            yield piece
+
+
+def _difference(weights: ArtifactWeights, piece: _Piece, checkpoint: Checkpoint, name: str) -> str | None:
+    """What a piece of the tensor's name and shape holds instead; None where the tool may have meant it so."""
+    found, shape = piece.read(weights), checkpoint.entries[name].shape
+    if name != EMBEDDING and found.ndim == 2 and tuple(found.T.shape) == shape:
+        found = found.T.contiguous()
+    if tuple(found.shape) != shape:
+        return None
+    wanted = converted(checkpoint, name, found.dtype)
+    if rearranged(found, wanted, checkpoint.config.head_dim) or scaled(found, wanted):
+        return None
+    shapes = {other: entry.shape for other, entry in checkpoint.entries.items()}
+    return describe_difference(found, checkpoint, name, shapes)

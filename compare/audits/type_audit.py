@@ -1,0 +1,171 @@
+"""The types that a graph declares, along the residual stream, the norms, RoPE, attention, the cache and the head.
+
+A file that was asked for in half precision may hold float32 weights, take its norm statistics in half, or widen the
+whole stream between casts. The audit reads that off the graph; nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from blockexport.compare.audits.site_map import map_sites
+from blockexport.models.precision import Precision
+
+_BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))
+_SECOND_INPUT = frozenset(("Where",))
+_TYPES = {Precision.FP32: ir.DataType.FLOAT, Precision.FP16: ir.DataType.FLOAT16, Precision.BF16: ir.DataType.BFLOAT16}
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FLOATS = (*_HALVES, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+@dataclass(frozen=True)
+class TypeRow:
+    """A role in the graph and the types found in it, with how many values have each; `wanted` is what it should be."""
+
+    role: str
+    found: dict[str, int]
+    wanted: str
+
+    @property
+    def right(self) -> bool:
+        """Whether every value has the wanted type."""
+        return set(self.found) <= {self.wanted}
+
+    @property
+    def told(self) -> str:
+        """What was found, for people."""
+        return ", ".join(f"{count} in {kind}" for kind, count in self.found.items())
+
+
+@dataclass(frozen=True)
+class TypeAudit:
+    """All rows, the number of Casts between floating types, and `problems`: a sentence for each row that is wrong."""
+
+    rows: tuple[TypeRow, ...]
+    casts: int
+
+    @property
+    def problems(self) -> list[str]:
+        """For people; empty when the graph is what it was asked to be."""
+        return [f"{row.role}: {row.told}, wanted {row.wanted}" for row in self.rows if not row.right]
+
+
+def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -> TypeAudit:
+    """Check a decoder's graph against the precision that it was asked for.
+
+    Args:
+        graph: of the artifact.
+        precision: of weights, activations and cache. Norm statistics and RoPE are float32 whatever it is.
+        num_hidden_layers: L.
+    """
+    types = declared_types(graph)
+    sites = map_sites(graph, num_hidden_layers)
+    own, single = _TYPES[precision].name, ir.DataType.FLOAT.name
+    rows = [
+        TypeRow("weights", _count(_weight_types(graph)), own),
+        TypeRow("residual stream", _count(types[name] for name in sites.streams if name in types), own),
+        TypeRow("norm inputs and outputs", _count(_norm_types(graph, types)), own),
+        TypeRow("norm statistics", _count(_statistics(graph, types)), single),
+        TypeRow("RoPE", _count(types[_out(n)] for n in graph if n.op_type == "RotaryEmbedding"), single),
+        TypeRow("attention inputs and output", _count(_attention_types(graph, types)), own),
+        TypeRow("cache", _count(_cache_types(graph, types)), own),
+        TypeRow("output", _count(types[str(value.name)] for value in graph.outputs[:1]), own),
+    ]
+    softmax = _count(_softmax_types(graph))
+    if softmax:
+        # Where the operator leaves it open, softmax has the backend's precision, and nothing is said here.
+        rows.append(TypeRow("softmax", softmax, single))
+    return TypeAudit(tuple(rows), sum(1 for node in graph if _narrows_or_widens(node, types)))
+
+
+def declared_types(graph: ir.Graph) -> dict[str, ir.DataType]:
+    """The type of every value, which the operators determine from the inputs' and weights' types."""
+    types: dict[str, ir.DataType] = {}
+    for value in (*graph.inputs, *graph.initializers.values()):
+        if value.name is not None and value.dtype is not None:
+            types[value.name] = value.dtype
+    for node in graph:
+        for output in node.outputs:
+            types[str(output.name)] = _output_type(node, types)
+    return types
+
+
+def _output_type(node: ir.Node, types: dict[str, ir.DataType]) -> ir.DataType:
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "Shape":
+        return ir.DataType.INT64
+    if node.op_type in _BOOLEAN:
+        return ir.DataType.BOOL
+    if node.op_type in ("Constant", "ConstantOfShape"):
+        attribute = node.attributes.get("value")
+        return ir.DataType.FLOAT if attribute is None else attribute.as_tensor().dtype
+    source = node.inputs[1 if node.op_type in _SECOND_INPUT else 0]
+    return types.get("" if source is None else str(source.name), ir.DataType.UNDEFINED)
+
+
+def _count(types: Iterator[ir.DataType]) -> dict[str, int]:
+    return dict(Counter(dtype.name for dtype in types))
+
+
+def _out(node: ir.Node) -> str:
+    return str(node.outputs[0].name)
+
+
+def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
+    """Matrices and gains: what the products, the lookup and the norms read from the file."""
+    seen = set()
+    for node in graph:
+        places = {"Gemm": (1, 2), "MatMul": (1,), "RMSNormalization": (1,), "Gather": (0,)}.get(node.op_type, ())
+        for value in (node.inputs[i] for i in places if i < len(node.inputs)):
+            if value is not None and value.is_initializer() and value.dtype in _FLOATS and value.name not in seen:
+                seen.add(value.name)
+                yield value.dtype
+
+
+def _norm_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
+    for node in graph:
+        if node.op_type == "RMSNormalization" and node.inputs[0] is not None:
+            yield types[str(node.inputs[0].name)]
+            yield types[_out(node)]
+
+
+def _statistics(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
+    """Of a fused norm what `stash_type` says; of one spelled out, the type of its mean."""
+    for node in graph:
+        if node.op_type == "RMSNormalization":
+            stash = node.attributes.get("stash_type")
+            yield ir.DataType.FLOAT if stash is None else ir.DataType(stash.as_int())
+        elif node.op_type == "ReduceMean":
+            yield types[_out(node)]
+
+
+def _attention_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
+    for node in graph:
+        if node.op_type == "Attention":
+            yield from (types[str(value.name)] for value in node.inputs[:3] if value is not None)
+            yield types[_out(node)]
+
+
+def _cache_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
+    for value in (*graph.inputs, *graph.outputs):
+        if str(value.name).startswith(("past_key_values.", "present.")):
+            yield types[str(value.name)]
+
+
+def _softmax_types(graph: ir.Graph) -> Iterator[ir.DataType]:
+    for node in graph:
+        precision = node.attributes.get("softmax_precision")
+        if node.op_type == "Attention" and precision is not None and precision.as_int():
+            yield ir.DataType(precision.as_int())
+
+
+def _narrows_or_widens(node: ir.Node, types: dict[str, ir.DataType]) -> bool:
+    if node.op_type != "Cast" or node.inputs[0] is None:
+        return False
+    before, after = types[str(node.inputs[0].name)], types[_out(node)]
+    return before in _FLOATS and after in _FLOATS and before != after

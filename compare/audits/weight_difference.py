@@ -1,0 +1,120 @@
+"""A tensor of an artifact against the checkpoint's, bit for bit, and where they differ, how in the plainest words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from blockexport.compare.core.immovable import as_integers, same_bits
+from blockexport.export.weights.weight_files import converted_chunks
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+
+
+def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
+    """Whether `found` holds the bits that an export in its type writes for the checkpoint's tensor `name` of its shape.
+
+    Read and converted a piece at a time: beside the file's pages only the tensor of the checkpoint is in memory.
+    """
+    flat, done = found.reshape(-1), 0
+    for wanted, _ in converted_chunks(checkpoint, name, found.dtype):
+        if not same_bits(flat[done : done + len(wanted)], wanted):
+            return False
+        done += len(wanted)
+    return True
+
+
+def describe_difference(
+    found: torch.Tensor, checkpoint: Checkpoint, name: str, shapes: Mapping[str, tuple[int, ...]]
+) -> str:
+    """How `found`, which has the shape of the checkpoint's tensor `name`, differs from it: a clause with its name.
+
+    Args:
+        found: the tensor of the file.
+        checkpoint: the source.
+        name: of the tensor.
+        shapes: of the model's tensors by name: those of the same shape may have been mistaken for this one.
+    """
+    wanted = converted(checkpoint, name, found.dtype)
+    whole = _other(found, checkpoint, name, shapes) or rearranged(found, wanted, checkpoint.config.head_dim)
+    whole = whole or scaled(found, wanted)
+    if whole is not None:
+        return f"{name} {whole}"
+    bits = as_integers(found.dtype)
+    unequal = found.contiguous().view(bits) != wanted.view(bits)
+    where, count = _largest(found, wanted, unequal), int(unequal.sum())
+    said = (
+        f"{name} differs in {count:,} of {found.numel():,} values{_pattern(found, unequal)}"
+        f": {list(where)} is {_shown(found[where])} and the checkpoint's {_shown(wanted[where])}"
+    )
+    return said + ("" if count == 1 else ", the largest difference")
+
+
+def converted(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the checkpoint as an export in `dtype` writes it."""
+    pieces = [piece for piece, _ in converted_chunks(checkpoint, name, dtype)]
+    return torch.cat(pieces).view(checkpoint.entries[name].shape)
+
+
+def _largest(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -> tuple[int, ...]:
+    """Where the largest difference is; what is not a number differs most."""
+    apart = (found.float() - wanted.float()).abs().nan_to_num(nan=float("inf")).masked_fill(~unequal, -1.0)
+    index = int(apart.argmax())
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(index), apart.shape))
+
+
+def _shown(value: torch.Tensor) -> str:
+    return f"{float(value):.6g}"
+
+
+def _pattern(found: torch.Tensor, unequal: torch.Tensor) -> str:
+    """What the differing values have in common."""
+    said = []
+    if int(unequal.sum()) > 1 and unequal.ndim > 1:
+        rows = unequal.flatten(1).any(1).nonzero().flatten().tolist()
+        said.append(f" in row {rows[0]}" if len(rows) == 1 else f" in {len(rows):,} of {len(unequal):,} rows")
+    if not bool(found[unequal].any()):
+        said.append(", all 0 in the file" if int(unequal.sum()) > 1 else "")
+    return "".join(said)
+
+
+def _other(found: torch.Tensor, checkpoint: Checkpoint, name: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The first other tensor of the same shape that has these values."""
+    for other in _alike(name, shapes):
+        if same_values(found, checkpoint, other):
+            return f"holds the values of {other}"
+    return None
+
+
+def _alike(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Tensors that could stand in for `name`, those of the same role first."""
+    role = name.rpartition("layers.")[2].partition(".")[2] or name
+    others = [other for other, shape in shapes.items() if other != name and shape == shapes[name]]
+    yield from sorted(others, key=lambda other: not other.endswith(role))
+
+
+def rearranged(found: torch.Tensor, wanted: torch.Tensor, head_dim: int) -> str | None:
+    """The checkpoint's own values in another order."""
+    if found.ndim != 2:
+        return None
+    rows, columns = found.shape
+    if same_bits(found.reshape(columns, rows).T.contiguous(), wanted):
+        return "holds the checkpoint's values transposed"
+    half = head_dim // 2
+    paired = rows % (2 * half) == 0
+    if paired and same_bits(found, wanted.view(-1, 2, half, columns).transpose(1, 2).reshape(found.shape)):
+        return "holds the checkpoint's rows with the two of each RoPE pair side by side, as llama.cpp orders them"
+    return None
+
+
+def scaled(found: torch.Tensor, wanted: torch.Tensor) -> str | None:
+    """One factor for all values, within a rounding of the type before and after."""
+    wide_found, wide_wanted = found.double(), wanted.double()
+    square = float(wide_wanted.square().sum())
+    factor = float((wide_found * wide_wanted).sum()) / square if square > 0 else float("nan")
+    kind = torch.finfo(found.dtype)
+    room = 2 * kind.eps * wide_found.abs() + kind.smallest_normal * kind.eps * max(1.0, abs(factor))
+    other = factor and abs(factor - 1) > 2 * kind.eps and found.numel() > 1
+    if other and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
+        return f"is {factor:.4g} times the checkpoint's"
+    return None

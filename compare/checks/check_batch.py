@@ -1,0 +1,136 @@
+"""Rows of a batch at different positions, each against the reference of that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext, Row
+from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import floor_of
+from blockexport.compare.core.position_plan import CHUNK, calls_of
+from blockexport.compare.core.slots import copy_to_rows
+from blockexport.runtime.decoder import Decoder
+
+LATE_STEPS = 4
+
+
+def _no_rows(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
+        return context.decoder.foreign.no_rows
+    return None if context.rows else "the cache is too small for rows of unequal length"
+
+
+@check(
+    "batch",
+    "rows of unequal length in one batch equal each row alone",
+    order=45,
+    inapplicable=_no_rows,
+    to_last_slot=True,
+)
+def batch(context: CheckContext) -> CheckResult:
+    """A right-padded prefill of all rows together, then steps that write each row at its own position; and steps of
+    rows that stand at other places of the judged sequence, one of them before the last slots.
+
+    The verdict is on all rows together: a row alone holds so few positions that one of them, the first say, whose
+    error is often the largest, decides its mean.
+    """
+    rows = _short_rows(context) + _late_rows(context)
+    dtype, has_top1 = context.decoder.dtype, context.has_top1
+    alone = [
+        judge_stretch("batch", row.what, row.errors, floor_of(row.eager, dtype), has_top1=has_top1) for row in rows
+    ]
+    floor = floor_of([Errors.join(runs) for runs in zip(*(row.eager for row in rows), strict=True)], dtype)
+    what = f"rows with prompts of {', '.join(str(row.prompt) for row in context.rows)}"
+    starts = [str(row.start) for row in rows if row.start]
+    what += f", and rows that go on at {', '.join(starts)}" if starts else ""
+    errors = Errors.join([row.errors for row in rows])
+    result = judge_stretch("batch", what, errors, floor, has_top1=has_top1)
+    guilty = [row for row in alone if row.verdict is result.verdict]
+    message = result.message if result.verdict is Verdict.PASS or not guilty else guilty[0].message
+    return replace(result, message=message, figures={**result.figures, "rows": [row.figures for row in alone]})
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A row: the artifact's errors, and eager's in two runs at the same positions."""
+
+    what: str
+    errors: Errors
+    eager: tuple[Errors, Errors]
+    start: int = 0  # where it goes on; 0 for a row that begins with its prompt
+
+
+def _short_rows(context: CheckContext) -> list[_Judged]:
+    artifact, cached = _run(context, context.decoder), _run(context, context.eager)
+    judged = []
+    for i, (row, errors) in enumerate(zip(context.rows, artifact, strict=True)):
+        seen = errors.positions_P.tolist()
+        what = f"row {i} of {len(context.rows)} (prompt of {row.prompt}, {len(row.ids_S) - row.prompt} steps)"
+        judged.append(_Judged(what, errors, (cached[i].select(seen), context.whole_errors[1 + i].select(seen))))
+    return judged
+
+
+def _late_rows(context: CheckContext) -> list[_Judged]:
+    """Steps of one batch whose rows hold the judged sequence up to different places; none of a cache without slots."""
+    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+        return []
+    end = context.plan.decode_positions.stop - LATE_STEPS
+    starts = [context.plan.max_sequence_length - LATE_STEPS, 3 * end // 4, end // 2, end // 4, 1]
+    artifact, cached = (_run_late(context, decoder, starts) for decoder in (context.decoder, context.eager))
+    judged = []
+    for i, (start, errors) in enumerate(zip(starts, artifact, strict=True)):
+        what = f"row {i} of {len(starts)} ({LATE_STEPS} steps from position {start} on)"
+        seen = errors.positions_P.tolist()
+        judged.append(_Judged(what, errors, (cached[i], context.whole_errors[0].select(seen)), start))
+    return judged
+
+
+def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) -> list[Errors]:
+    """Errors of each row at its steps. The rows begin as copies of one that was filled alone."""
+    slots = context.plan.max_sequence_length
+    where = {p: i for i, p in enumerate(context.reference_positions)}
+    inputs = context.inputs(decoder, context.ids_S[None])
+    decoder.reset(1)
+    for call in calls_of([CHUNK] * -(-slots // CHUNK), slots):
+        decoder.prefill(inputs[:, call.start : call.stop])
+    copy_to_rows(decoder, torch.tensor(starts))
+    parts: list[list[Errors]] = [[] for _ in starts]
+    for step in range(LATE_STEPS):
+        positions = [start + step for start in starts]
+        outputs_B1V = decoder.step(inputs[0, positions][:, None])
+        for i, position in enumerate(positions):
+            parts[i].append(measure(outputs_B1V[i], context.expected[0][where[position]][None], [position]))
+    return [Errors.join(part) for part in parts]
+
+
+def _padded(row: Row, width: int, vocab_size: int) -> torch.Tensor:
+    """The prompt, and behind it tokens that the row never has there: a slot of padding left behind would show."""
+    padded_S = (row.ids_S.repeat(-(-width // len(row.ids_S)))[:width] + 1) % vocab_size
+    padded_S[: row.prompt] = row.ids_S[: row.prompt]
+    return padded_S
+
+
+def _run(context: CheckContext, decoder: Decoder) -> list[Errors]:
+    """Errors of each row at the positions the decoder gives outputs for; padding is left out."""
+    rows, expected = context.rows, context.expected[1:]
+    prompts = [row.prompt for row in rows]
+    width = max(prompts)
+    padded_BS = torch.stack([_padded(row, width, context.config.vocab_size) for row in rows])
+    decoder.reset(len(rows))
+    outputs_BSV = decoder.prefill(context.inputs(decoder, padded_BS), torch.tensor(prompts))
+    parts: list[list[Errors]] = [[] for _ in rows]
+    for i, prompt in enumerate(prompts):
+        if not decoder.last_logits_only:
+            parts[i].append(measure(outputs_BSV[i, :prompt], expected[i][:prompt], range(prompt)))
+    for step in range(len(rows[0].ids_S) - prompts[0]):
+        token_B1 = torch.stack([row.ids_S[row.prompt + step] for row in rows])[:, None]
+        outputs_B1V = decoder.step(context.inputs(decoder, token_B1))
+        for i, prompt in enumerate(prompts):
+            position = prompt + step
+            parts[i].append(measure(outputs_B1V[i], expected[i][position : position + 1], [position]))
+    return [Errors.join(part) for part in parts]

@@ -1,0 +1,54 @@
+"""Prefill, teacher-forced decode, and the last cache slots: the shipped file along one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.judge_positions import judge_stretch
+
+
+def _judge(context: CheckContext, name: str, what: str, positions: Sequence[int]) -> CheckResult:
+    seen = context.observed(positions)
+    where = f"{what} ({len(seen)} position{'s' if len(seen) > 1 else ''})"
+    return judge_stretch(
+        name, where, context.artifact_errors.select(seen), context.floor(seen), has_top1=context.has_top1
+    )
+
+
+@check("prefill", "the whole prompt in one call", order=10)
+def prefill(context: CheckContext) -> CheckResult:
+    """Every position of the first call (the last one only where the artifact gives no others)."""
+    return _judge(context, "prefill", f"prefill of {context.plan.prefill} tokens", context.plan.prefill_positions)
+
+
+def _no_steps(context: CheckContext) -> str | None:
+    return None if context.plan.decode else "no decode steps were asked for"
+
+
+@check("decode", "teacher-forced decode, one token at a time", order=20, inapplicable=_no_steps)
+def decode(context: CheckContext) -> CheckResult:
+    """Each step behind the prefill, fed with the sequence's own next token."""
+    return _judge(context, "decode", f"{context.plan.decode} decode steps", context.plan.decode_positions)
+
+
+def _no_last_slot(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+        return context.decoder.foreign.no_slots
+    return None if context.plan.last else "the prefill fills the whole cache"
+
+
+@check("last-slot", "decode into the last slots of the cache", order=30, inapplicable=_no_last_slot, to_last_slot=True)
+def last_slot(context: CheckContext) -> CheckResult:
+    """The cache filled to the brim: the last steps, up to slot M - 1. What is given out on the way there is finite."""
+    positions = context.plan.last_positions
+    what = f"steps into slots {positions.start} to {positions.stop - 1} of {context.plan.max_sequence_length}"
+    result = _judge(context, "last-slot", what, positions)
+    stray = sorted(set(context.artifact_walk.not_finite) - set(context.judged_positions))
+    if not stray:
+        return result
+    message = f"NaN or infinity on the way to the last slots, first at position {stray[0]}"
+    figures = {**result.figures, "not_finite": stray + list(result.figures["not_finite"])}
+    return replace(result, verdict=Verdict.FAIL, message=message, figures=figures)

@@ -1,0 +1,36 @@
+"""The prompt in several calls instead of one."""
+
+from __future__ import annotations
+
+from blockexport.compare.core.check import CheckResult, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.evidence import gather
+from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import floor_of
+from blockexport.compare.core.position_plan import calls_of
+from blockexport.runtime.decoder import Decoder
+
+CHUNKS = (1, 2, 3, 7, 16)  # tokens per call; the rest of the prompt is the last one
+
+
+def _too_short(context: CheckContext) -> str | None:
+    return None if context.plan.prefill > 1 else "a prompt of one token is one chunk"
+
+
+@check("chunked", "the prompt in chunks of 1, 2, 3, 7, 16 and the rest", order=25, inapplicable=_too_short)
+def chunked(context: CheckContext) -> CheckResult:
+    """Each chunk reads the slots of the ones before it: several queries behind a prefix, which no other call has."""
+    calls = calls_of((*CHUNKS, context.plan.prefill), context.plan.prefill)
+    artifact = _run(context, context.decoder, calls)
+    seen = artifact.positions_P.tolist()
+    runs = [_run(context, context.eager, calls).select(seen), context.whole_errors[0].select(seen)]
+    what = f"prompt of {context.plan.prefill} tokens in chunks of {', '.join(str(len(call)) for call in calls)}"
+    floor = floor_of(runs, context.decoder.dtype)
+    return judge_stretch("chunked", what, artifact, floor, has_top1=context.has_top1)
+
+
+def _run(context: CheckContext, decoder: Decoder, calls: list[range]) -> Errors:
+    said = gather(decoder, context.checkpoint, context.ids_S, calls, context.plan.prefill_positions)
+    # Every position of the prompt is judged, so a position is its own index in the reference's outputs.
+    return measure(said.outputs_PV, context.expected[0][list(said.positions)], said.positions)

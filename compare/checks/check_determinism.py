@@ -1,0 +1,57 @@
+"""The same calls twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.evidence import gather
+from blockexport.compare.core.immovable import same_bits
+from blockexport.compare.core.position_plan import calls_of
+
+PROMPT = 64
+STEPS = 4
+LATE = 8  # further steps, evenly over the cache up to its last slot
+
+
+@check("determinism", "two runs give the same bits", order=55)
+def determinism(context: CheckContext) -> CheckResult:
+    """A prefill and a few steps, each time from an empty cache, and single steps at places up to the last slot: dropout
+    left on, say, or memory that nobody wrote.
+    """
+    sizes = (min(PROMPT, context.plan.prefill), *(1,) * STEPS)
+    calls = calls_of(sizes, len(context.ids_S))
+    positions = range(calls[-1].stop)
+    said = gather(context.decoder, context.checkpoint, context.ids_S, calls, positions, twice=True)
+    assert said.repeated_PV is not None
+    late = _late_steps(context, calls[-1].stop)
+    first = [*said.outputs_PV, *_run_late(context, late)]
+    second = [*said.repeated_PV, *_run_late(context, late)]
+    stepped = [*said.positions, *late]
+    different = [p for p, one, other in zip(stepped, first, second, strict=True) if not same_bits(one, other)]
+    figures = {"positions": len(stepped), "different": different}
+    what = f"two runs of {len(positions)} positions and {len(late)} late steps"
+    if not different:
+        return CheckResult("determinism", Verdict.PASS, f"{what}: the same bits", figures)
+    largest = max(float((other.double() - one.double()).abs().max()) for one, other in zip(first, second, strict=True))
+    message = f"{what}: {len(different)} differ, by {largest:.3g} at the most, first position {different[0]}"
+    return CheckResult("determinism", Verdict.FAIL, message, figures)
+
+
+def _late_steps(context: CheckContext, begin: int) -> list[int]:
+    """Positions behind `begin` to step at; none of a cache that grows, which takes no position but its next."""
+    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+        return []
+    slots = context.plan.max_sequence_length
+    return sorted({max(begin, slots * part // LATE - 1) for part in range(1, LATE + 1)} & set(range(begin, slots)))
+
+
+def _run_late(context: CheckContext, late: Sequence[int]) -> list[torch.Tensor]:
+    """Outputs [V] of steps at the positions `late`. The slots that none of them has filled hold zeros."""
+    decoder = context.decoder
+    inputs = context.inputs(decoder, context.ids_S[None, :1])
+    decoder.reset(1)
+    return [decoder.forward(inputs, torch.tensor([[position]]))[0, -1].cpu().clone() for position in late]

@@ -1,0 +1,73 @@
+"""A row alone and in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.immovable import has_moved, moved_by
+from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.logit_distance import measure
+from blockexport.compare.core.noise import floor_of
+from blockexport.runtime.decoder import Decoder
+
+PROMPT = 20  # of the row that is looked at, the middle one of three
+LONGER = 6  # tokens by which the first row's prompt is longer; the last row's is half as long
+STEPS = 3
+
+
+def _prompt(context: CheckContext) -> int:
+    room = min(context.plan.decode_positions.stop, context.plan.max_sequence_length - LONGER)
+    return min(PROMPT, room - STEPS)
+
+
+def _cannot(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
+        return context.decoder.foreign.no_rows
+    return None if _prompt(context) > 1 else "the cache is too small for rows of unequal length"
+
+
+@check("invariance", "a row alone and in a batch, and with other rows beside it", order=46, inapplicable=_cannot)
+def invariance(context: CheckContext) -> CheckResult:
+    """Where `batch` holds rows against the reference, this holds a row against itself.
+
+    Alone and in a batch of three it may differ by rounding, since other kernels run; with other tokens in the other
+    rows it may not differ at all.
+    """
+    prompt, decoder = _prompt(context), context.decoder
+    alone = _run(context, decoder, ())
+    first, second = (_run(context, decoder, (shift, shift + 1)) for shift in (1, 3))
+    positions = range(prompt if decoder.last_logits_only else 0, prompt + STEPS)
+    eager_PV = _run(context, context.eager, ())[-len(positions) :]
+    cached = measure(eager_PV, context.expected[0][list(positions)], positions)
+    floor = floor_of([cached, context.whole_errors[0].select(positions)], decoder.dtype)
+    what = f"row of {prompt} tokens and {STEPS} steps, alone and between two others"
+    between = measure(first, alone.double(), positions)
+    result = judge_stretch("invariance", what, between, floor, has_top1=context.has_top1)
+    units = moved_by(first, second)
+    if not has_moved(units):
+        return result
+    message = f"other tokens in the rows beside it move a row by {units:.3g} units in the last place"
+    return replace(result, verdict=Verdict.FAIL, message=message)
+
+
+def _run(context: CheckContext, decoder: Decoder, shifts: Sequence[int]) -> torch.Tensor:
+    """Outputs [P, V] of the row by itself without `shifts`, else between two rows whose ids are shifted by them."""
+    prompt = _prompt(context)
+    prompts = [prompt + LONGER, prompt, prompt // 2] if shifts else [prompt]
+    width, row = max(prompts), len(prompts) // 2
+    ids_S = context.ids_S[: prompt + STEPS]
+    rows = [(ids_S + shift) % context.config.vocab_size for shift in shifts]
+    rows.insert(row, ids_S)
+    # A row's prompt, or padding, goes on with its first tokens; the steps give every row its last ones.
+    given_BS = torch.stack([torch.cat([ids.repeat(2)[:width], ids[-STEPS:]]) for ids in rows])
+    inputs = context.inputs(decoder, given_BS)
+    decoder.reset(len(rows))
+    outputs = decoder.prefill(inputs[:, :width], torch.tensor(prompts))[row, :prompt].cpu()
+    parts = [] if decoder.last_logits_only else [outputs]
+    parts += [decoder.step(inputs[:, i : i + 1])[row].cpu() for i in range(width, width + STEPS)]
+    return torch.cat(parts)

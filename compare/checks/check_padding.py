@@ -1,0 +1,88 @@
+"""A right-padded prompt: the padding is neither seen nor left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.immovable import has_moved, moved_by
+from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import floor_of
+from blockexport.compare.core.slots import slots_of_row
+from blockexport.runtime.decoder import Decoder
+
+PROMPT = 20
+PADDING = 5
+
+
+def _sizes(context: CheckContext) -> tuple[int, int]:
+    """Tokens of prompt and of padding, with room for one step more than there is padding."""
+    room = context.plan.decode_positions.stop
+    padding = min(PADDING, (room - 1) // 2)
+    return min(PROMPT, room - padding - 1), padding
+
+
+def _cannot(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
+        return context.decoder.foreign.no_rows
+    return None if _sizes(context)[1] else "the judged sequence is too short for a prompt with padding"
+
+
+@check("padding", "tokens in the padding of a prompt have no influence", order=43, inapplicable=_cannot)
+def padding(context: CheckContext) -> CheckResult:
+    """A padded prefill and steps through the padding's slots, with two sorts of tokens in the padding.
+
+    Outputs and slots must be the same for both, and within the floor of the sequence that never had padding.
+    """
+    length, pad = _sizes(context)
+    one = _run(context, context.decoder, 1)
+    other = _run(context, context.decoder, context.config.vocab_size // 2)
+    runs = [_errors(context, _run(context, context.eager, 1)), context.whole_errors[0]]
+    errors = _errors(context, one)
+    seen = errors.positions_P.tolist()
+    floor = floor_of([run.select(seen) for run in runs], context.decoder.dtype)
+    what = f"prompt of {length} tokens and {pad} of padding, then {pad + 1} steps"
+    result = judge_stretch("padding", what, errors, floor, has_top1=context.has_top1)
+    moved = moved_by(one.outputs_PV, other.outputs_PV)
+    moved_slots = max(moved_by(a, b) for a, b in zip(one.slots, other.slots, strict=True))
+    complaints = [
+        f"other tokens in the padding move {of} by {units:.3g} units in the last place"
+        for of, units in (("outputs", moved), ("the cache", moved_slots))
+        if has_moved(units)
+    ]
+    if not complaints:
+        return result
+    said = [result.message] if result.verdict is Verdict.FAIL else [what]
+    return replace(result, verdict=Verdict.FAIL, message=": ".join([*said[:1], "; ".join(complaints)]))
+
+
+@dataclass(frozen=True)
+class _Run:
+    positions: list[int]
+    outputs_PV: torch.Tensor
+    slots: list[torch.Tensor]
+
+
+def _run(context: CheckContext, decoder: Decoder, shift: int) -> _Run:
+    """Prefill and steps, the padding being the true continuation with every id shifted."""
+    length, pad = _sizes(context)
+    stop, width = length + pad + 1, length + pad
+    ids_S = context.ids_S[:stop]
+    junk = (ids_S[length:width] + shift) % context.config.vocab_size
+    inputs = context.inputs(decoder, torch.cat([ids_S[:length], junk, ids_S[length:]])[None])
+    decoder.reset(1)
+    outputs = decoder.prefill(inputs[:, :width], torch.tensor([length]))[0, :length]
+    first = length if decoder.last_logits_only else 0
+    parts = [] if decoder.last_logits_only else [outputs.cpu()]
+    parts += [decoder.step(inputs[:, i : i + 1])[0].cpu() for i in range(width, width + pad + 1)]
+    slots = slots_of_row(decoder, stop)
+    return _Run(list(range(first, stop)), torch.cat(parts), slots)
+
+
+def _errors(context: CheckContext, run: _Run) -> Errors:
+    # The sequence is judged from its first position on, so a position is its own index in the reference's outputs.
+    return measure(run.outputs_PV, context.expected[0][run.positions], run.positions)

@@ -1,0 +1,106 @@
+"""The artifact's weights: counted against the architecture, and held against the checkpoint's bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from blockexport.compare.audits.artifact_weights import ArtifactWeights
+from blockexport.compare.audits.foreign_weights import corresponding, hold_foreign
+from blockexport.compare.audits.weight_difference import describe_difference, same_values
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.config.arithmetic import count_parameters
+
+DESCRIBED = 3  # tensors whose difference is described; finding whose values one holds reads many others
+
+
+def _no_file(context: CheckContext) -> str | None:
+    if context.weights is None:
+        return "this backend runs no file of the bundle"
+    if context.decoder.foreign is not None and not corresponding(context.weights().shapes):
+        return "another tool's file names and lays out its weights in its own way"
+    return None
+
+
+@check("parameters", "the file's weights: their number, shapes and values", order=60, inapplicable=_no_file)
+def parameters(context: CheckContext) -> CheckResult:
+    """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
+    assert context.weights is not None
+    weights = context.weights()
+    if context.decoder.foreign is not None:
+        return _foreign(context, weights)
+    wanted = expected_tensors(context.config, headless=context.decoder.headless)
+    count, expected = sum(prod(shape) for shape in weights.shapes.values()), _expected_count(context)
+    complaints = _wrong_shapes(weights.shapes, wanted)
+    if count != expected:
+        complaints.insert(0, f"{count:,} parameters in the file, {expected:,} by the arithmetic")
+    figures: dict[str, object] = {"found": count, "expected": expected}
+    message = f"{count:,} parameters, as the arithmetic says"
+    if weights.read is None:
+        message += "; this file does not show their values, which were not compared"
+    else:
+        differing, said = _wrong_values(context, weights, wanted)
+        complaints += said
+        figures["differing"] = differing
+        message += ", every value the checkpoint's to the bit"
+    verdict = Verdict.FAIL if complaints else Verdict.PASS
+    return CheckResult("parameters", verdict, "; ".join(complaints) or message, figures)
+
+
+def _foreign(context: CheckContext, weights: ArtifactWeights) -> CheckResult:
+    """Of another tool's file: what it plainly holds is the checkpoint's. How it lays out the rest is its own matter."""
+    held = hold_foreign(weights, context.checkpoint, context.progress)
+    figures = {"same": held.same, "differing": held.differing, "not_compared": held.not_compared}
+    if held.said:
+        return CheckResult("parameters", Verdict.FAIL, "; ".join(held.said), figures)
+    message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
+    if held.not_compared:
+        message += f"; the others ({held.not_compared[0]} first) it lays out in its own way, and they were not compared"
+    return CheckResult("parameters", Verdict.PASS, message, figures)
+
+
+def _expected_count(context: CheckContext) -> int:
+    config = context.config
+    ends = 1 if config.tie_word_embeddings else 2
+    without = ends * config.vocab_size * config.hidden_size if context.decoder.headless else 0
+    return count_parameters(config).total - without
+
+
+def _wrong_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    complaints = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    complaints += [f"{name} is no weight of this model" for name in sorted(found.keys() - wanted.keys())]
+    return complaints + [
+        f"{name} is {list(found[name])} and not {list(wanted[name])}"
+        for name in sorted(wanted.keys() & found.keys())
+        if tuple(found[name]) != tuple(wanted[name])
+    ]
+
+
+def _wrong_values(
+    context: CheckContext, weights: ArtifactWeights, wanted: Mapping[str, tuple[int, ...]]
+) -> tuple[list[str], list[str]]:
+    """Names of the tensors that are not the checkpoint's, and what to say; one tensor is in memory at a time."""
+    assert weights.read is not None
+    own = context.decoder.dtype
+    names = [name for name, shape in wanted.items() if weights.shapes.get(name) == shape]
+    differing: list[str] = []
+    said: list[str] = []
+    retyped: list[str] = []
+    for done, name in enumerate(names):
+        context.progress("weights", done, len(names))
+        found = weights.read(name)
+        if found.dtype != own:
+            retyped.append(name)
+        elif not same_values(found, context.checkpoint, name):
+            differing.append(name)
+            if len(differing) <= DESCRIBED:
+                said.append(describe_difference(found, context.checkpoint, name, wanted))
+    context.progress("weights", len(names), len(names))
+    more = len(differing) - len(said)
+    if more:
+        said.append("1 weight more differs" if more == 1 else f"{more:,} weights more differ")
+    if retyped:
+        said.append(f"{len(retyped):,} weights are not {str(own).removeprefix('torch.')}, the first {retyped[0]}")
+    return differing + retyped, said

@@ -1,0 +1,144 @@
+"""The slots of the cache: what a call writes, what it leaves alone, and what it must not see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
+from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import Floor, Judgement, floor_of, judge_errors
+from blockexport.compare.core.position_plan import calls_of
+from blockexport.compare.core.reference import Reference
+from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
+from blockexport.compare.core.tolerances import MAX_FACTOR
+from blockexport.runtime.decoder import Decoder
+
+CALLS = (16, 1, 1, 5, 1)  # tokens per call
+POISON = Mark(1e4, 1e4)  # far above any key or value
+# ONNX Runtime on a CPU hides a slot by adding -65504 to its score in a half-precision graph, and torch would meet an
+# infinity where scores are stored in half. No real key makes scores like that: keys of 1e4 do, by summing products
+# with q. What multiplies a value is a weight of at most 1, and 0 where the slot is hidden.
+POISON_FP16 = Mark(32.0, 1e4)
+
+
+def _no_slots(context: CheckContext) -> str | None:
+    return None if context.decoder.foreign is None else context.decoder.foreign.no_slots
+
+
+@check(
+    "slots",
+    "written slots hold eager's keys and values, all others stay unseen and as they were",
+    order=35,
+    inapplicable=_no_slots,
+)
+def slots(context: CheckContext) -> CheckResult:
+    """The same calls twice: on an empty cache, and on one whose slots all hold large numbers.
+
+    Empty: keys and values of every layer are within eager's own error of the float64 ones. Poisoned: each call leaves
+    the slots before and behind its own as they were, to the bit, and its outputs, keys and values are those of the
+    empty cache.
+    """
+    decoder = context.decoder
+    calls = calls_of(CALLS, len(context.ids_S))
+    inputs = context.inputs(decoder, context.ids_S[None, : calls[-1].stop])
+    decoder.reset(1)
+    outputs = torch.cat([decoder.prefill(inputs[:, call.start : call.stop])[0].cpu() for call in calls])
+    written = slots_of_row(decoder, calls[-1].stop)
+    result = _against_eager(context, calls, written)
+    poisoned, complaints = _poisoned_run(decoder, inputs, calls)
+    seen = moved_by(outputs, poisoned)
+    kept = [moved_by(a, b) for a, b in zip(written, slots_of_row(decoder, calls[-1].stop), strict=True)]
+    if has_moved(seen):
+        complaints.append(f"what lies in unwritten slots moves the outputs by {seen:.3g} units in the last place")
+    names = [name for name, _ in cache_tensors(decoder)]
+    complaints += [
+        f"what lies in unwritten slots moves the {name} by {units:.3g} units in the last place"
+        for name, units in zip(names, kept, strict=True)
+        if has_moved(units)
+    ][:1]
+    if not complaints:
+        return result
+    said = [result.message] if result.verdict is Verdict.FAIL else []
+    return replace(result, verdict=Verdict.FAIL, message="; ".join(complaints + said))
+
+
+def _poison(decoder: Decoder) -> Mark:
+    return POISON_FP16 if decoder.dtype == torch.float16 else POISON
+
+
+def _poisoned_run(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range]) -> tuple[torch.Tensor, list[str]]:
+    """The outputs of the calls, and what they did to slots that are not theirs."""
+    decoder.reset(1)
+    mark_slots(decoder, _poison(decoder))
+    before = slots_of_row(decoder, 0)
+    outputs: list[torch.Tensor] = []
+    complaints: list[str] = []
+    for call in calls:
+        outputs.append(decoder.prefill(inputs[:, call.start : call.stop])[0].cpu())
+        after = slots_of_row(decoder, call.stop)
+        names = [name for name, _ in cache_tensors(decoder)]
+        changed = [
+            name for name, old, new in zip(names, before, after, strict=True) if not same_bits(old, new[: call.start])
+        ]
+        touched = unmarked(decoder, _poison(decoder), range(call.stop, decoder.max_sequence_length))
+        if changed or touched:
+            where = f"earlier slots of the {changed[0]}" if changed else f"later slots of the {touched[0]}"
+            complaints.append(f"writing slots {call.start} to {call.stop - 1} changes {where}")
+        before = after
+    return torch.cat(outputs), complaints[:1]
+
+
+def _against_eager(context: CheckContext, calls: Sequence[range], written: list[torch.Tensor]) -> CheckResult:
+    """The verdict on the tensor that is furthest from float64, in terms of eager's own distance."""
+    eager, positions = context.eager, range(calls[-1].stop)
+    inputs = context.inputs(eager, context.ids_S[None, : positions.stop])
+    eager.reset(1)
+    for call in calls:
+        eager.prefill(inputs[:, call.start : call.stop])
+    own = slots_of_row(eager, positions.stop)
+    exact = context.reference.keys_values(context.ids_S[: positions.stop], context.progress)
+    usual = _usual_errors(context) if len(positions) < sum(CALLS) else [None] * len(own)
+    worst, result = -1.0, None
+    for (name, _), given, baseline, wanted, more in zip(cache_tensors(eager), written, own, exact, usual, strict=True):
+        errors = measure(given, wanted, positions)
+        floor = floor_of([measure(baseline, wanted, positions)], context.decoder.dtype)
+        floor = floor if more is None else _at_least(floor, errors, more)
+        share = _share(judge_errors(errors, floor, has_top1=False))
+        if share > worst:
+            what = f"{2 * context.config.num_hidden_layers} tensors, {len(positions)} slots each, of which the {name}"
+            worst, result = share, judge_stretch("slots", what, errors, floor, has_top1=False)
+    assert result is not None
+    return result
+
+
+def _usual_errors(context: CheckContext) -> list[Errors]:
+    """Eager's errors in each tensor on as many tokens as a larger cache would hold here.
+
+    The few numbers in one or two slots can come out far closer to the exact ones than eager usually does, and in some
+    tensor they do.
+    """
+    positions = range(sum(CALLS))
+    ids_S = (context.ids_S[:1] + torch.arange(len(positions))) % context.config.vocab_size
+    exact = context.reference.keys_values(ids_S, context.progress)
+    whole = Reference(context.checkpoint, context.decoder.dtype).keys_values(ids_S, context.progress)
+    return [measure(got, wanted, positions) for got, wanted in zip(whole, exact, strict=True)]
+
+
+def _at_least(floor: Floor, errors: Errors, usual: Errors) -> Floor:
+    """The floor, but no lower than eager's usual error relative to the size of the numbers."""
+    size = float(errors.reference_rms_P.square().mean().sqrt())
+    largest = (usual.max_P / usual.reference_max_P).median() * errors.reference_max_P
+    return replace(floor, rms=max(floor.rms, usual.relative_l2 * size), max_P=torch.maximum(floor.max_P, largest))
+
+
+def _share(found: Judgement) -> float:
+    """How much of its limits a tensor uses; infinite where it is not finite."""
+    if found.not_finite:
+        return torch.inf
+    return max(found.rms_ratio / found.rms_limit, found.max_ratio / MAX_FACTOR.value)

@@ -1,0 +1,31 @@
+"""Single steps over the whole cache, with short chunks between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.judge_positions import judge_stretch
+
+
+@check("spread", "single steps and short chunks in turn, over the whole cache", order=28, to_last_slot=True)
+def spread(context: CheckContext) -> CheckResult:
+    """A walk of its own from slot 0 to M - 1. `prefill`, `decode` and `last-slot` take long stretches in one way each;
+    here a step comes in every part of the cache, and chunks of many lengths begin at many places.
+
+    Outputs are held against the floor where there is a reference for them: at every step, at the end of the chunk
+    before it, and along prefill and decode. The floor is that of the other walk, whose eager half gives outputs at all
+    of these. NaN and infinity fail at any position.
+    """
+    plan, positions = context.plan, context.reference_positions
+    artifact = context.walk(context.decoder, plan.spread_calls, positions, "artifact, spread")
+    seen = artifact.errors.positions_P.tolist()
+    slots, steps = plan.max_sequence_length, len(plan.spread_steps)
+    what = f"{steps} step{'s' if steps > 1 else ''} over {slots} slots, chunks between them ({len(seen)} positions)"
+    result = judge_stretch("spread", what, artifact.errors, context.floor(seen), has_top1=context.has_top1)
+    if not artifact.not_finite:
+        return result
+    message = f"{what}: NaN or infinity, first at position {artifact.not_finite[0]}"
+    figures = {**result.figures, "not_finite": artifact.not_finite}
+    return replace(result, verdict=Verdict.FAIL, message=message, figures=figures)

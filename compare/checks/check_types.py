@@ -1,0 +1,27 @@
+"""The types that the artifact's graph declares, against the precision that it was asked for."""
+
+from __future__ import annotations
+
+from blockexport.compare.audits.type_audit import audit_types
+from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.judge import precision_of
+
+
+def _no_graph(context: CheckContext) -> str | None:
+    if context.decoder.foreign is not None:
+        return "another tool's graph has types of its own choice"
+    return "this backend runs no ONNX graph" if context.graph is None else None
+
+
+@check("types", "the types along stream, norms, attention, cache and head", order=65, inapplicable=_no_graph)
+def types(context: CheckContext) -> CheckResult:
+    """Everything is in the precision asked for, and norm statistics and RoPE are in float32."""
+    assert context.graph is not None
+    audit = audit_types(context.graph(), precision_of(context.decoder.dtype), context.config.num_hidden_layers)
+    figures = {"casts": audit.casts, **{row.role: row.found for row in audit.rows}}
+    if audit.problems:
+        return CheckResult("types", Verdict.FAIL, "; ".join(audit.problems), figures)
+    own = context.decoder.dtype
+    message = f"weights, stream, attention and cache in {str(own).removeprefix('torch.')}, norm statistics in float32"
+    return CheckResult("types", Verdict.PASS, message, figures)

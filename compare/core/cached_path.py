@@ -1,0 +1,210 @@
+"""The eager cached path, run layer by layer instead of call by call, so that one layer's weights are in memory.
+
+A layer's outputs on every call depend on nothing but the outputs of the layer before and its own cache, so all calls of
+a teacher-forced decode can go through layer 0, then layer 1. Many variants of the model (one defect each) share a pass
+over the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from blockexport.compare.core.defect import NOTHING_WRONG, Defect, LayerBlock
+from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.rope import rope_table, rope_table_rows
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.progress import Progress, silent
+
+NUDGE = 8  # units in the last place: more than the noise that the layers add
+VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
+
+Past = tuple[torch.Tensor, torch.Tensor]
+"""A layer's key and value caches, [1, K, M, H] each."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A defect, in which layers (None: all), and from which position on (in calls that start there or later)."""
+
+    defect: Defect = NOTHING_WRONG
+    layers: frozenset[int] | None = None
+    first_position: int = 0
+
+    def acts(self, layer: int, call: range) -> bool:
+        """Whether the defect is there in a layer during a call."""
+        return call.start >= self.first_position and (self.layers is None or layer in self.layers)
+
+    @property
+    def scope(self) -> str:
+        """Where and when, for people; empty when everywhere and always."""
+        parts = []
+        if self.layers is not None:
+            names = ", ".join(str(layer) for layer in sorted(self.layers))
+            parts.append(f"only in layer{'s' if len(self.layers) > 1 else ''} {names}")
+        if self.first_position:
+            parts.append(f"from position {self.first_position} on")
+        return ", ".join(parts)
+
+
+def make_block(
+    checkpoint: Checkpoint, layer: int, dtype: torch.dtype, kind: type[LayerBlock] = LayerBlock, weights_of: int = -1
+) -> LayerBlock:
+    """A layer of `kind` with its weights in `dtype`, or with those of another layer."""
+    with torch.device("meta"):
+        block = kind(checkpoint.config, layer)
+    prefix = f"model.layers.{layer if weights_of < 0 else weights_of}."
+    weights = {name: checkpoint.read(prefix + name).to(dtype) for name in block.state_dict()}
+    block.load_state_dict(weights, assign=True)
+    return block.requires_grad_(False).eval()
+
+
+def defective(block: LayerBlock, layer: int, defect: Defect) -> LayerBlock:
+    """A block with the defect in it, on the weights of `block`, which stays as it is."""
+    if not defect.in_blocks:
+        return block
+    with torch.device("meta"):
+        made = defect.block(block.config, layer)
+    made.load_state_dict(block.state_dict(), assign=True)
+    made.requires_grad_(False).eval()
+    defect.edit(made)
+    return made
+
+
+class CachedPath:
+    """One row of tokens through prefill and decode.
+
+    Args:
+        checkpoint: the weights.
+        dtype: of weights, activations and cache.
+        ids_S: int64, the tokens.
+        calls: the positions of each call in turn, as `Plan.calls` gives them.
+        max_sequence_length: M.
+        headless: give hidden states after the final norm instead of logits.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        ids_S: torch.Tensor,
+        calls: Sequence[range],
+        max_sequence_length: int,
+        *,
+        headless: bool = False,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.dtype = dtype
+        self.ids_S = ids_S
+        self.calls = list(calls)
+        self.slots = max_sequence_length
+        self.headless = headless
+        self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
+
+    @torch.no_grad()
+    def run(
+        self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent, *, nudge: int | None = None
+    ) -> list[torch.Tensor]:
+        """Outputs [len(positions), V] of each case in turn ([.., D] when headless).
+
+        With the seed `nudge` the embeddings are moved by a few units in their last place, so that anything near the
+        edge of a rounding goes over it.
+        """
+        layers = self.config.num_hidden_layers
+        # Calls before any of the defects acts are the same for all cases, and are run once.
+        late = min((case.first_position for case in cases if case.defect is not NOTHING_WRONG), default=0)
+        shared = [call for call in self.calls if call.start < late]
+        begin = shared[-1].stop if shared else 0
+        embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        if nudge is not None:
+            embedded = _nudged(embedded, nudge)
+        head_TD, tails = embedded[:begin], [embedded[begin:] for _ in cases]
+        for layer in range(layers):
+            progress("trying defects", layer, layers)
+            block = make_block(self.checkpoint, layer, self.dtype)
+            head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
+            tails = [self._tail(block, layer, case, x_TD, past) for case, x_TD in zip(cases, tails, strict=True)]
+        progress("trying defects", layers, layers)
+        kept = torch.tensor(list(positions), dtype=torch.int64)
+        weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
+        streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
+        # What is confined to some layers leaves the norm behind them as it is.
+        norms = [case.defect.norm if case.layers is None else NOTHING_WRONG.norm for case in cases]
+        normed = [norm(x_PD, weight, eps) for norm, x_PD in zip(norms, streams, strict=True)]
+        return normed if self.headless else self._project(cases, normed)
+
+    @torch.no_grad()
+    def caches(self) -> Iterator[Past]:
+        """Each layer's cache after all calls, with nothing wrong; one layer's is held at a time."""
+        x_TD = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        for layer in range(self.config.num_hidden_layers):
+            block = make_block(self.checkpoint, layer, self.dtype)
+            x_TD, past = self._walk(block, block, self.calls, None, x_TD, self._empty())
+            yield past
+
+    def run_clean(self, positions: Sequence[int]) -> torch.Tensor:
+        """Outputs [len(positions), V] with nothing wrong."""
+        return self.run([Case()], positions)[0]
+
+    def _empty(self) -> Past:
+        shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)
+        return torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
+
+    def _tail(self, block: LayerBlock, layer: int, case: Case, x_TD: torch.Tensor, past: Past) -> torch.Tensor:
+        """A layer on the calls that the cases do not share."""
+        calls = [call for call in self.calls if call.start >= self.calls[-1].stop - x_TD.shape[0]]
+        other = case.defect.weights_of(layer)
+        if other != layer:
+            wrong = make_block(self.checkpoint, layer, self.dtype, weights_of=other)
+        else:
+            wrong = defective(block, layer, case.defect)
+        acting = [call for call in calls if case.acts(layer, call)]
+        return self._walk(block, wrong, calls, acting, x_TD, past)[0]
+
+    def _walk(
+        self,
+        block: LayerBlock,
+        wrong: LayerBlock,
+        calls: Sequence[range],
+        acting: Sequence[range] | None,
+        x_TD: torch.Tensor,
+        past: Past,
+    ) -> tuple[torch.Tensor, Past]:
+        """A layer on some calls in turn, as `wrong` has it on those that are `acting`; and its cache after them."""
+        outputs, (key, value) = [x_TD[:0]], past
+        first = calls[0].start if calls else 0
+        for call in calls:
+            chosen = wrong if acting is not None and call in acting else block
+            x_SD = x_TD[call.start - first : call.stop - first]
+            out_SD, key, value = chosen(x_SD, self.step(call, block.window), key, value)
+            outputs.append(out_SD)
+        return torch.cat(outputs), (key, value)
+
+    def step(self, call: range, window: int | None) -> Step:
+        """What the layers of a window share in a call."""
+        position_ids = torch.arange(call.start, call.stop)[None]
+        mask = visible_slots(position_ids, torch.arange(self.slots), window)
+        return Step(position_ids, position_ids[:, 0], mask, self._cos, self._sin)
+
+    def _project(self, cases: Sequence[Case], normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        logits = [torch.empty(x_PD.shape[0], self.config.vocab_size, dtype=self.dtype) for x_PD in normed]
+        heads = [case.defect.output(self.config) for case in cases]
+        for name in sorted(set(heads)):
+            head_VD = self.checkpoint.read(name)
+            for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
+                rows = head_VD[start : start + VOCAB_BLOCK].to(self.dtype)
+                for x_PD, out, head in zip(normed, logits, heads, strict=True):
+                    if head == name:
+                        out[:, start : start + VOCAB_BLOCK] = F.linear(x_PD, rows)
+        return logits
+
+
+def _nudged(values: torch.Tensor, seed: int) -> torch.Tensor:
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=values.dtype)
+    return values * (1 + NUDGE * torch.finfo(values.dtype).eps * noise)

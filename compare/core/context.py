@@ -1,0 +1,202 @@
+"""What the checks share: the artifact, eager in the same precision, the reference, and runs of each made only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import Floor, floor_of
+from blockexport.compare.core.position_plan import Plan
+from blockexport.compare.core.reference import Reference
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.progress import Progress, silent
+from blockexport.runtime.decoder import Decoder
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from blockexport.compare.audits.artifact_weights import ArtifactWeights
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the batched run: its own tokens, and how many of them are its prompt."""
+
+    ids_S: torch.Tensor
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What came of feeding the judged sequence to a decoder: its errors, and where any output was NaN or infinite."""
+
+    errors: Errors
+    not_finite: list[int]  # positions, judged or not
+
+
+class CheckContext:
+    """Everything a check may look at. Expensive parts are made on first use and kept.
+
+    Attributes:
+        decoder: the artifact being judged.
+        eager: gives eager PyTorch on the same weights in the artifact's precision, full logits.
+        checkpoint: the source, which the reference reads.
+        plan: the stretches of the judged sequence.
+        ids_S: the judged sequence, int64, M tokens when `to_last_slot`, else up to the last decode step.
+        rows: rows of unequal length for the batched run.
+        weights: gives the weights inside the artifact's file; None when there is no file.
+        graph: gives the artifact's ONNX graph; None when it has none.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        eager: Callable[[], Decoder],
+        checkpoint: Checkpoint,
+        plan: Plan,
+        ids_S: torch.Tensor,
+        *,
+        to_last_slot: bool = True,
+        rows: Sequence[Row] = (),
+        weights: Callable[[], ArtifactWeights] | None = None,
+        graph: Callable[[], ir.Graph] | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.decoder = decoder
+        self._make_eager = eager
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.plan = plan
+        self.to_last_slot = to_last_slot
+        self.ids_S = ids_S
+        self.rows = list(rows)
+        self.weights = weights
+        self.graph = graph
+        self.progress = progress
+
+    @property
+    def has_top1(self) -> bool:
+        """False for a headless stack, whose outputs are no distribution over tokens."""
+        return not self.decoder.headless
+
+    @cached_property
+    def eager(self) -> Decoder:
+        """Eager PyTorch in the artifact's precision."""
+        return self._make_eager()
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The float64 reference over the checkpoint."""
+        return Reference(self.checkpoint, headless=self.decoder.headless)
+
+    @cached_property
+    def judged_positions(self) -> list[int]:
+        """Positions that are judged along the plan's calls."""
+        plan = self.plan
+        judged = set(plan.prefill_positions) | set(plan.decode_positions)
+        return sorted(judged | set(plan.last_positions)) if self.to_last_slot else sorted(judged)
+
+    @cached_property
+    def reference_positions(self) -> list[int]:
+        """Positions of the sequence whose reference outputs are kept: those that any walk is judged at.
+
+        They begin with all positions of prefill and decode, which are therefore their own indices here.
+        """
+        spread = self.plan.spread_positions if self.to_last_slot else []
+        return sorted({*self.judged_positions, *spread})
+
+    @cached_property
+    def expected(self) -> list[torch.Tensor]:
+        """Reference outputs [P, V] of the judged sequence (at `reference_positions`), then of each row (all of it)."""
+        return self.reference.run(self._sequences, self._positions, self.progress)
+
+    @property
+    def _sequences(self) -> list[torch.Tensor]:
+        return [self.ids_S, *(row.ids_S for row in self.rows)]
+
+    @property
+    def _positions(self) -> list[Sequence[int]]:
+        return [self.reference_positions, *(range(len(row.ids_S)) for row in self.rows)]
+
+    def inputs(self, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
+        """What `decoder` takes for token ids of any shape: the ids, or a headless stack's embeddings of them."""
+        if not decoder.headless:
+            return ids
+        return self.checkpoint.read("model.embed_tokens.weight")[ids].to(decoder.dtype)
+
+    @cached_property
+    def artifact_walk(self) -> Walk:
+        """The artifact along the judged sequence, in the plan's calls."""
+        return self.walk(self.decoder, self._plan_calls, self.judged_positions, "artifact")
+
+    @cached_property
+    def artifact_errors(self) -> Errors:
+        """The artifact's errors at `judged_positions`."""
+        return self.artifact_walk.errors
+
+    @cached_property
+    def eager_errors(self) -> Errors:
+        """Eager's own errors along the same calls, at `reference_positions`: one half of the noise floor."""
+        return self.walk(self.eager, self._plan_calls, self.reference_positions, "eager").errors
+
+    @cached_property
+    def whole_errors(self) -> list[Errors]:
+        """Eager's own errors on whole sequences without a cache, in the artifact's precision: the other half.
+
+        Of the judged sequence (at `reference_positions`), then of each row.
+        """
+        whole = Reference(self.checkpoint, self.decoder.dtype, headless=self.decoder.headless)
+        return [
+            measure(outputs, expected, positions)
+            for outputs, expected, positions in zip(
+                whole.run(self._sequences, self._positions, self.progress), self.expected, self._positions, strict=True
+            )
+        ]
+
+    def observed(self, positions: Sequence[int]) -> list[int]:
+        """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""
+        seen = set(self.artifact_errors.positions_P.tolist())
+        return [p for p in positions if p in seen]
+
+    def floor(self, positions: Sequence[int]) -> Floor:
+        """The noise floor of the stretch `positions`."""
+        runs = [self.eager_errors.select(positions), self.whole_errors[0].select(positions)]
+        return floor_of(runs, self.decoder.dtype)
+
+    @property
+    def _plan_calls(self) -> list[range]:
+        return self.plan.calls(to_last_slot=self.to_last_slot)
+
+    def walk(self, decoder: Decoder, calls: Sequence[range], positions: Sequence[int], label: str) -> Walk:
+        """Feed the judged sequence in `calls`, each output measured as it comes.
+
+        Args:
+            decoder: the artifact, or eager.
+            calls: the positions of each call in turn, from 0 on.
+            positions: some of `reference_positions`; at the others outputs need only be finite.
+            label: for the progress.
+        """
+        wanted = set(positions)
+        where = {p: i for i, p in enumerate(self.reference_positions) if p in wanted}
+        expected_PV = self.expected[0]
+        inputs = self.inputs(decoder, self.ids_S[None])
+        decoder.reset(1)
+        parts: list[Errors] = []
+        not_finite: list[int] = []
+        for i, call in enumerate(calls):
+            self.progress(label, i, len(calls))
+            outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
+            given = list(call)[-outputs_SV.shape[0] :]
+            finite_S = outputs_SV.isfinite().all(-1).tolist()
+            not_finite += [p for p, finite in zip(given, finite_S, strict=True) if not finite]
+            kept = [(row, p) for row, p in enumerate(given) if p in where]
+            if kept:
+                rows, seen = zip(*kept, strict=True)
+                parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in seen]], seen))
+        self.progress(label, len(calls), len(calls))
+        return Walk(Errors.join(parts), not_finite)

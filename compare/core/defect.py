@@ -1,0 +1,100 @@
+"""What a defect is: a small, named change to the eager block, or to what surrounds the blocks.
+
+Each is a subclass of one of the block's own parts, or an edit of its weights, so that a defect says nothing but what it
+changes. `compare/explain/diagnose.py` runs the model with each and asks which one an artifact agrees with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from blockexport.models.block.block import Block
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
+from blockexport.models.config.model_config import ModelConfig
+
+
+class LayerBlock(Block):
+    """A block that knows its model and its place in it.
+
+    Attributes:
+        config: the model.
+        window: of this layer; None where it sees the whole prefix.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config)
+        self.config = config
+        self.window = config.window_of(layer)
+
+
+class StepBlock(LayerBlock):
+    """A block whose positions, mask, write indices or RoPE table are changed before it runs."""
+
+    def change(self, step: Step, slots: int) -> Step:
+        """The step as the defect has it; `slots` is M."""
+        raise NotImplementedError
+
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `Block.forward`."""
+        return super().forward(x_TD, self.change(step, past_key_BKMH.shape[2]), past_key_BKMH, past_value_BKMH)
+
+
+def final_norm(x_PD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm before the head, with nothing wrong."""
+    return F.rms_norm(x_PD, weight_D.shape, weight_D, eps)
+
+
+def output_tensor(config: ModelConfig) -> str:
+    """The checkpoint's tensor that the head reads."""
+    return EMBEDDING if config.tie_word_embeddings else OUTPUT_HEAD
+
+
+def no_edit(block: Block) -> None:
+    """Leave a block's weights as they are."""
+
+
+def own_layer(layer: int) -> int:
+    """Each layer computes with its own weights."""
+    return layer
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One mistake.
+
+    Attributes:
+        name: short and stable, for programs: `rope_interleaved`.
+        cause: for people, a sentence without its full stop.
+        block: the block with the mistake in it.
+        edit: what is done to a block of that class once its weights are there; it must replace and never write into
+            them.
+        weights_of: whose weights a layer computes with.
+        norm: the norm before the head, called with stream, gain and epsilon.
+        output: the tensor that the head reads.
+        coarse: rounds on the way, so that noise takes a value over an edge now and then and moves the logits by far
+            more than noise.
+    """
+
+    name: str
+    cause: str
+    block: type[LayerBlock] = LayerBlock
+    edit: Callable[[Block], None] = no_edit
+    weights_of: Callable[[int], int] = own_layer
+    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = final_norm
+    output: Callable[[ModelConfig], str] = output_tensor
+    coarse: bool = False
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it changes a block, so that it can be confined to some layers or to late calls."""
+        return self.block is not LayerBlock or self.edit is not no_edit
+
+
+NOTHING_WRONG = Defect("none", "nothing is wrong")

@@ -1,0 +1,160 @@
+"""The judge's oracle: the whole sequence at once, in float64, without a cache, one layer of weights in memory.
+
+Nothing here touches the cached path: the blocks' own projections and attention are applied to the full sequence, keys
+and values of the prefix straight from the projection. The RoPE table stays the float32 one the model is served with,
+widened. Run in another type, the same function shows what that type's arithmetic costs; with `round_weights_to`, what
+rounding the weights alone costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from blockexport.models.block.block import Block
+from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.rope import rope_table
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.progress import Progress, silent
+
+QUERY_BLOCK = 128  # queries whose scores exist at a time: [N, 128, S] and never [N, S, S]
+TOKEN_BLOCK = 1024  # tokens in the MLP's wide middle at a time
+VOCAB_BLOCK = 8192  # rows of the output projection widened at a time
+
+
+class Reference:
+    """A checkpoint run whole, layer by layer.
+
+    Args:
+        checkpoint: where the weights are read from, one tensor at a time.
+        dtype: type of the arithmetic.
+        round_weights_to: a type every weight is rounded to before it is widened to `dtype`.
+        headless: give hidden states after the final norm [S, D] instead of logits [S, V].
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype = torch.float64,
+        round_weights_to: torch.dtype | None = None,
+        headless: bool = False,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.dtype = dtype
+        self.round_weights_to = round_weights_to
+        self.headless = headless
+
+    @torch.inference_mode()
+    def run(
+        self,
+        sequences: Sequence[torch.Tensor],
+        positions: Sequence[Sequence[int]],
+        progress: Progress = silent,
+    ) -> list[torch.Tensor]:
+        """Outputs of several independent sequences in one pass over the weights.
+
+        Args:
+            sequences: int64 token ids [S], each of its own length.
+            positions: for each sequence, the positions whose outputs are kept.
+            progress: told the layers done.
+
+        Returns:
+            For each sequence [len(positions), V] in `dtype` ([len(positions), D] when headless).
+        """
+        layers = self.config.num_hidden_layers
+        label = f"reference, {str(self.dtype).removeprefix('torch.')}"
+        streams = self._embed(sequences)
+        cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
+        for i in range(layers):
+            progress(label, i, layers + 1)
+            block, window = self._block(i), self.config.window_of(i)
+            streams = [self._layer(block, x_TD, window, cos, sin) for x_TD in streams]
+        progress(label, layers, layers + 1)
+        kept = [
+            x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(streams, positions, strict=True)
+        ]
+        weight = self._read("model.norm.weight")
+        normed = [F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps) for x_TD in kept]
+        outputs = normed if self.headless else self._project(normed)
+        progress(label, layers + 1, layers + 1)
+        return outputs
+
+    @torch.inference_mode()
+    def keys_values(self, ids_S: torch.Tensor, progress: Progress = silent) -> list[torch.Tensor]:
+        """What the cache has to hold: keys (after RoPE) and values [S, K * H] of each layer in turn, in `dtype`."""
+        layers, positions_1S = self.config.num_hidden_layers, torch.arange(len(ids_S))[None]
+        x_TD = self._embed([ids_S])[0]
+        cos, sin = rope_table(self.config, len(ids_S))
+        found: list[torch.Tensor] = []
+        for i in range(layers):
+            progress("keys and values", i, layers)
+            block = self._block(i)
+            _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
+            found += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
+            x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
+        progress("keys and values", layers, layers)
+        return found
+
+    def _convert(self, weight: torch.Tensor) -> torch.Tensor:
+        rounded = weight if self.round_weights_to is None else weight.to(self.round_weights_to)
+        return rounded.to(self.dtype)
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._convert(self.checkpoint.read(name))
+
+    def _embed(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        table_VD = self.checkpoint.read("model.embed_tokens.weight")
+        return [self._convert(table_VD[ids]) for ids in sequences]
+
+    def _block(self, layer: int) -> Block:
+        with torch.device("meta"):
+            block = Block(self.config)
+        prefix = f"model.layers.{layer}."
+        weights = {name: self._read(prefix + name) for name in block.state_dict()}
+        block.load_state_dict(weights, assign=True)
+        return block.eval()
+
+    def _layer(
+        self, block: Block, x_TD: torch.Tensor, window: int | None, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        length = x_TD.shape[0]
+        positions_1S = torch.arange(length)[None]
+        attention = block.self_attn
+        q, k, v = attention.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
+        mixed = []
+        for start in range(0, length, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, length)
+            first = 0 if window is None else max(0, start - window + 1)
+            mask = visible_slots(positions_1S[:, start:stop], torch.arange(first, stop), window)
+            mixed.append(attention.attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], mask))
+        h_TD = x_TD + attention.o_proj(torch.cat(mixed))
+        out_TD: torch.Tensor = h_TD + torch.cat(
+            [block.mlp(block.post_attention_layernorm(part)) for part in h_TD.split(TOKEN_BLOCK)]
+        )
+        return out_TD
+
+    def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        tied = self.config.tie_word_embeddings
+        head_VD = self.checkpoint.read("model.embed_tokens.weight" if tied else "lm_head.weight")
+        logits = [torch.empty(x_TD.shape[0], head_VD.shape[0], dtype=self.dtype) for x_TD in normed]
+        for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
+            rows = self._convert(head_VD[start : start + VOCAB_BLOCK])
+            for x_TD, out in zip(normed, logits, strict=True):
+                out[:, start : start + VOCAB_BLOCK] = F.linear(x_TD, rows)
+        return logits
+
+
+def reference_logits(
+    checkpoint: Checkpoint,
+    input_ids_BS: torch.Tensor,
+    positions: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    progress: Progress = silent,
+) -> torch.Tensor:
+    """Logits [B, len(positions), V] of whole sequences (all positions when None), each row on its own."""
+    rows = list(input_ids_BS)
+    keep = list(range(input_ids_BS.shape[1])) if positions is None else list(positions)
+    return torch.stack(Reference(checkpoint, dtype).run(rows, [keep] * len(rows), progress))

@@ -1,0 +1,79 @@
+"""The tokens a judgement uses: ids that were given, a text, or seeded random ids where there is no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.core.passage import PASSAGE
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.errors import UsageError
+
+DIFFERENT = 8  # ids that the passage must give at least: where all tokens are alike, mask and RoPE have no effect
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids int64 [S] and, for the report, where they came from."""
+
+    ids_S: torch.Tensor
+    origin: str
+
+    def caution(self, count: int) -> str:
+        """What to bear in mind of a judgement on the first `count` of them; empty where there is nothing."""
+        different, wanted = len(set(self.ids_S[:count].tolist())), min(DIFFERENT, (count + 1) // 2)
+        if different >= wanted:
+            return ""
+        return (
+            f"only {different} different token{'s' if different > 1 else ''} among the {count} judged ({self.origin}): "
+            "where tokens are alike, a wrong mask, RoPE or cache hardly shows; judge on more varied ones"
+        )
+
+
+def choose_tokens(
+    config: ModelConfig,
+    count: int,
+    *,
+    encode: Encode | None = None,
+    text: str | None = None,
+    ids: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Tokens:
+    """`count` token ids: of `ids`, else of `text`, else of the built-in passage, else random.
+
+    What is too short is repeated. A tokenizer that makes too few different tokens of the passage (one of another
+    alphabet, say) is left aside. `encode` is the tokenizer's, which puts the BOS in front where the model wants one.
+
+    Raises:
+        UsageError: an id outside the vocabulary, a text without tokenizer or words, or nothing to repeat.
+    """
+    if ids is not None:
+        return Tokens(_repeat(list(ids), count, config, "the given token ids"), "given token ids")
+    if text is not None and encode is None:
+        raise UsageError("a text was given and there is no tokenizer to read it with: give --tokens with ids instead")
+    if text is not None and not text.strip():
+        raise UsageError("the given text is empty: give one with words, or leave it away for the built-in passage")
+    if encode is not None:
+        encoded = list(encode(PASSAGE if text is None else text))
+        origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
+        if text is not None or len(set(encoded)) >= DIFFERENT:
+            return Tokens(_repeat(encoded, count, config, origin), origin)
+    generator = torch.Generator().manual_seed(seed)
+    return Tokens(torch.randint(0, config.vocab_size, (count,), generator=generator), f"random ids, seed {seed}")
+
+
+def _repeat(ids: list[int], count: int, config: ModelConfig, what: str) -> torch.Tensor:
+    if not ids:
+        raise UsageError(f"there is no token in {what}: give at least one")
+    outside = [i for i in ids if not 0 <= i < config.vocab_size]
+    if outside:
+        raise UsageError(
+            f"the id {outside[0]} in {what} is outside the vocabulary of {config.vocab_size} tokens: give ids from 0 "
+            f"to {config.vocab_size - 1}"
+        )
+    repeated = ids * -(-count // len(ids))
+    return torch.tensor(repeated[:count], dtype=torch.int64)

@@ -1,0 +1,149 @@
+"""Defects of how heads are made, scored, mixed and joined again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from blockexport.compare.core.defect import Defect, LayerBlock
+from blockexport.models.block.attention import Attention
+from blockexport.models.block.block import Block
+from blockexport.models.block.norm import RMSNorm
+from blockexport.models.config.model_config import ModelConfig
+
+
+def attention_defects(config: ModelConfig) -> list[Defect]:
+    """Those that the config has a place for."""
+    found = [
+        Defect(
+            "heads_viewed",
+            "q, k and v are viewed as (B, heads, S, H) where a transpose belongs, which mixes positions and heads",
+            _with(_Viewed),
+        ),
+        Defect("merge_viewed", "attention's heads are joined by a view without the transpose", _with(_MergeViewed)),
+        Defect("scale_missing", "attention scores lack their 1/sqrt(H)", _with(_scaled(0))),
+        Defect("scale_twice", "attention scores are divided by sqrt(H) twice", _with(_scaled(2))),
+        Defect("softmax_half", "softmax is taken in half precision", _with(_HalfSoftmax), coarse=True),
+        Defect("k_v_swapped", "the weights of k_proj and v_proj are swapped", edit=_swap_k_v),
+    ]
+    if 1 < config.num_key_value_heads < config.num_attention_heads:
+        cause = "K/V heads are tiled (0, 1, 0, 1) instead of repeated (0, 0, 1, 1) for the query heads"
+        found.append(Defect("heads_tiled", cause, _with(_Tiled)))
+    if config.qk_norm:
+        found += [
+            Defect("qk_norm_dropped", "QK-norm is dropped", edit=_drop_qk_norm),
+            Defect("qk_norm_after_rope", "QK-norm comes after RoPE instead of before it", _with(_LateNorm)),
+        ]
+    return found + _bias_defects(config)
+
+
+def scaled_by(times: float) -> Defect:
+    """Scores that are some factor too large, as it was measured."""
+    return Defect("scale_times", f"attention scores are {times:.6g} times too large", _with(_scaled(1, times)))
+
+
+def _with(kind: type[Attention]) -> type[LayerBlock]:
+    class WrongAttention(LayerBlock):
+        attention_class = kind
+
+    return WrongAttention
+
+
+def _bias_defects(config: ModelConfig) -> list[Defect]:
+    present = [f"self_attn.{name}_proj" for name in "qkv" if config.qkv_bias]
+    present += ["self_attn.o_proj"] if config.o_bias else []
+    present += [f"mlp.{name}_proj" for name in ("gate", "up", "down")] if config.mlp_bias else []
+    found = [
+        Defect(f"{path.rpartition('.')[2]}_bias_dropped", f"the bias of {path} is dropped", edit=_drop_bias(path))
+        for path in present
+    ]
+    if config.qkv_bias:
+        dropped = [_drop_bias(f"self_attn.{name}_proj") for name in "qkv"]
+
+        def drop_all(block: Block) -> None:
+            for drop in dropped:
+                drop(block)
+
+        found.append(Defect("qkv_bias_dropped", "the biases of q_proj, k_proj and v_proj are dropped", edit=drop_all))
+    return found
+
+
+def _drop_bias(path: str) -> Callable[[Block], None]:
+    def drop(block: Block) -> None:
+        linear = block.get_submodule(path)
+        assert isinstance(linear, nn.Linear)
+        linear.register_parameter("bias", None)
+
+    return drop
+
+
+def _drop_qk_norm(block: Block) -> None:
+    block.self_attn.q_norm = block.self_attn.k_norm = None
+
+
+def _swap_k_v(block: Block) -> None:
+    attention = block.self_attn
+    attention.k_proj, attention.v_proj = attention.v_proj, attention.k_proj
+
+
+def _scaled(power: int, times: float = 1.0) -> type[Attention]:
+    class WrongScale(Attention):
+        @property
+        def query_scale(self) -> float:
+            return float(times * self.head_dim ** (-0.5 * power))
+
+    return WrongScale
+
+
+class _Viewed(Attention):
+    def split(
+        self, x_TE: torch.Tensor, heads: int, norm: RMSNorm | None, position_ids_BS: torch.Tensor
+    ) -> torch.Tensor:
+        batch, length = position_ids_BS.shape
+        x_BNSH = x_TE.view(batch, heads, length, self.head_dim)
+        return x_BNSH if norm is None else norm(x_BNSH)
+
+
+class _LateNorm(Attention):
+    def project(
+        self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        assert q_norm is not None and k_norm is not None
+        q_BNSH = self.split(self.q_proj(x_TD), self.heads, None, position_ids_BS)
+        k_BKSH = self.split(self.k_proj(x_TD), self.key_value_heads, None, position_ids_BS)
+        v_BKSH = self.split(self.v_proj(x_TD), self.key_value_heads, None, position_ids_BS)
+        q_BNSH = q_norm(self.turn(q_BNSH, position_ids_BS, cos, sin))
+        return q_BNSH * self.query_scale, k_norm(self.turn(k_BKSH, position_ids_BS, cos, sin)), v_BKSH
+
+
+class _MergeViewed(Attention):
+    def attend(
+        self, q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor
+    ) -> torch.Tensor:
+        merged = super().attend(q_BNSH, k_BKMH, v_BKMH, mask_B1SM)
+        batch, heads, length, head_dim = q_BNSH.shape
+        mixed_BNSH = merged.view(batch, length, heads, head_dim).transpose(1, 2)
+        return mixed_BNSH.reshape(-1, heads * head_dim)
+
+
+class _Tiled(Attention):
+    def attend(
+        self, q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor
+    ) -> torch.Tensor:
+        repeats = self.heads // self.key_value_heads
+        key, value = (x.repeat(1, repeats, 1, 1) for x in (k_BKMH, v_BKMH))
+        return super().attend(q_BNSH, key, value, mask_B1SM)
+
+
+class _HalfSoftmax(Attention):
+    def attend(
+        self, q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor
+    ) -> torch.Tensor:
+        repeats = self.heads // self.key_value_heads
+        key, value = (x.repeat_interleave(repeats, dim=1) for x in (k_BKMH, v_BKMH))
+        scores = (q_BNSH @ key.transpose(-1, -2)).half().masked_fill(~mask_B1SM, -torch.inf)
+        mixed_BNSH = scores.softmax(-1).nan_to_num(0).to(value.dtype) @ value
+        return mixed_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim)

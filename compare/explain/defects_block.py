@@ -1,0 +1,199 @@
+"""Defects of norms, MLP and residual stream, and of what comes before and after the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockexport.compare.core.defect import Defect, LayerBlock, final_norm
+from blockexport.models.block.attention import Attention
+from blockexport.models.block.block import Block
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.mlp import SwiGLU
+from blockexport.models.block.norm import RMSNorm
+from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.config.model_config import ModelConfig
+
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
+"""Values of rms_norm_eps in use."""
+
+GUESSED = 7  # layers whose order is guessed at, three defects each
+
+
+def norm_defects(config: ModelConfig) -> list[Defect]:
+    """Wrong statistics, epsilon or gain, in every norm."""
+    found = [
+        Defect("norm_half", "norm statistics are taken in half precision", _HalfNormBlock, norm=half_norm, coarse=True),
+        Defect("gain_plus_one", "norms multiply by 1 + w where w belongs", edit=_gain_plus_one, norm=_plus_one_norm),
+        Defect("final_norm_dropped", "the final norm is dropped", norm=lambda x, weight, eps: x),
+    ]
+    for eps in EPSILONS:
+        if eps != config.rms_norm_eps:
+            cause = f"wrong epsilon: norms add {eps:g} and should add {config.rms_norm_eps:g}"
+            found.append(Defect(f"eps_{eps:g}", cause, edit=_epsilon(eps), norm=_epsilon_norm(eps)))
+    return found
+
+
+SITE_NORMS = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "q_heads": "self_attn.q_norm",
+    "k_heads": "self_attn.k_norm",
+}
+"""Sites of a layer that are the output of a norm, and that norm in the block."""
+
+
+def one_norm_defects(config: ModelConfig, site: str | None) -> list[Defect]:
+    """A wrong epsilon in the norm at `site` alone, which is to be tried where something differs there."""
+    path = SITE_NORMS.get(site or "")
+    absent = site in ("q_heads", "k_heads") and not config.qk_norm
+    if absent or (path is None and site != "final_norm"):
+        return []
+    found = []
+    for eps in EPSILONS:
+        if eps != config.rms_norm_eps:
+            name = f"eps_{eps:g}_in_{path or 'the final norm'}"
+            cause = f"wrong epsilon in one norm, {path or 'the final norm'}: it adds {eps:g}"
+            cause += f" and should add {config.rms_norm_eps:g}"
+            edited = Defect(name, cause, norm=_epsilon_norm(eps))
+            found.append(edited if path is None else Defect(name, cause, edit=_epsilon(eps, path)))
+    return found
+
+
+def half_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm whose mean of squares is taken in float16."""
+    half = x.half()
+    mean = (half * half).float().mean(-1, keepdim=True).half()
+    return x / (mean.to(x.dtype) + eps).sqrt() * weight
+
+
+class _HalfNorm(RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return half_norm(x, self.weight, self.eps)
+
+
+class _HalfNormAttention(Attention):
+    norm_class = _HalfNorm
+
+
+class _HalfNormBlock(LayerBlock):
+    norm_class = _HalfNorm
+    attention_class = _HalfNormAttention
+
+
+def _norms(block: Block) -> list[RMSNorm]:
+    return [module for module in block.modules() if isinstance(module, RMSNorm)]
+
+
+def _gain_plus_one(block: Block) -> None:
+    for norm in _norms(block):
+        norm.weight = nn.Parameter(norm.weight + 1, requires_grad=False)
+
+
+def _plus_one_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return final_norm(x, weight + 1, eps)
+
+
+def _epsilon(eps: float, path: str = "") -> Callable[[Block], None]:
+    """In every norm of a block, or in the one at `path`."""
+
+    def edit(block: Block) -> None:
+        for norm in _norms(block):
+            if not path or norm is block.get_submodule(path):
+                norm.eps = eps
+
+    return edit
+
+
+def _epsilon_norm(eps: float) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    return lambda x, weight, _: final_norm(x, weight, eps)
+
+
+def mlp_defects() -> list[Defect]:
+    """Another activation, or the two halves swapped."""
+    tanh = "GELU (by tanh) stands for SiLU in the MLP"
+    return [
+        Defect("gelu", "GELU stands for SiLU in the MLP", _activated(F.gelu)),
+        Defect("gelu_tanh", tanh, _activated(lambda x: F.gelu(x, approximate="tanh"))),
+        Defect("silu_missing", "SiLU is missing in the MLP: the gate stays as it is", _activated(lambda x: x)),
+        Defect("gate_up_swapped", "gate_proj and up_proj are swapped", edit=_swap_gate_up),
+    ]
+
+
+def _activated(act: Callable[[torch.Tensor], torch.Tensor]) -> type[LayerBlock]:
+    class WrongMLP(SwiGLU):
+        def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+            out_TD: torch.Tensor = self.down_proj(act(self.gate_proj(x_TD)) * self.up_proj(x_TD))
+            return out_TD
+
+    class WrongActivation(LayerBlock):
+        mlp_class = WrongMLP
+
+    return WrongActivation
+
+
+def _swap_gate_up(block: Block) -> None:
+    block.mlp.gate_proj, block.mlp.up_proj = block.mlp.up_proj, block.mlp.gate_proj
+
+
+def residual_defects() -> list[Defect]:
+    """A branch that replaces the stream instead of adding to it."""
+    return [
+        Defect("attention_residual_dropped", "the residual around attention is dropped", _NoAttentionResidual),
+        Defect("mlp_residual_dropped", "the residual around the MLP is dropped", _NoMLPResidual),
+    ]
+
+
+class _NoAttentionResidual(LayerBlock):
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        h_TD, key, value = self.self_attn(self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH)
+        return h_TD + self.mlp(self.post_attention_layernorm(h_TD)), key, value
+
+
+class _NoMLPResidual(LayerBlock):
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        mixed, key, value = self.self_attn(self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH)
+        return self.mlp(self.post_attention_layernorm(x_TD + mixed)), key, value
+
+
+def head_defects(config: ModelConfig) -> list[Defect]:
+    """The head reading another matrix than its own; a tied head has no other."""
+    if config.tie_word_embeddings:
+        return []
+    cause = "the head is tied to the embedding, and the checkpoint has a matrix of its own for it (lm_head)"
+    return [Defect("head_tied", cause, output=lambda config: EMBEDDING)]
+
+
+def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -> list[Defect]:
+    """Layers computing with other layers' weights: all reversed, two neighbours swapped, a neighbour's used twice; or
+    only the `mapping` that was found by looking inside (layer i uses the weights of layer mapping[i]).
+
+    Without it, and in a deep model, only the first few layers are guessed at.
+    """
+    layers = config.num_hidden_layers
+    own = list(range(layers))
+    if mapping is not None:
+        return [] if list(mapping) == own else [_ordered(mapping)]
+    mappings: list[list[int]] = [own[::-1]] if layers > 2 else []
+    for i in range(min(layers - 1, GUESSED)):
+        mappings.append([*own[:i], i + 1, i, *own[i + 2 :]])
+        mappings.append([*own[:i], i, i, *own[i + 2 :]])
+        mappings.append([*own[:i], i + 1, i + 1, *own[i + 2 :]])
+    return [_ordered(tuple(order)) for order in mappings]
+
+
+def _ordered(mapping: tuple[int, ...]) -> Defect:
+    wrong = [f"{i} uses those of {j}" for i, j in enumerate(mapping) if i != j]
+    told = ", ".join(wrong[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+    if len(set(mapping)) == len(mapping):
+        name, cause = "layers_permuted", f"layers are in the wrong order: layer {told}"
+    else:
+        name, cause = "layer_duplicated", f"one layer's weights are used twice: layer {told}"
+    return Defect(name, cause, weights_of=lambda layer: mapping[layer])

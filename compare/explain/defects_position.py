@@ -1,0 +1,190 @@
+"""Defects of where a token looks and where it is written: mask, window, cache slots, RoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from blockexport.compare.core.defect import Defect, LayerBlock, StepBlock
+from blockexport.models.block.attention import Attention
+from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.rope import rope_table, rope_table_rows, rotary_embedding
+from blockexport.models.config.model_config import ModelConfig
+
+THETAS = (1e3, 5e3, 1e4, 2e4, 2.5e4, 5e4, 1e5, 2e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
+"""Rotation bases that published models use, and a few that lie between them."""
+
+_table = lru_cache(maxsize=4)(rope_table)
+
+
+def mask_defects(config: ModelConfig) -> list[Defect]:
+    """The mask off by one at either end, missing, or of the wrong kind of layer."""
+    late = _masked(lambda positions, slots, window: visible_slots(positions + 1, slots, _wider(window, 1)))
+    early = _masked(lambda positions, slots, window: visible_slots(positions - 1, slots, _wider(window, -1)))
+    missing = _masked(lambda positions, slots, window: visible_slots(positions, slots, None) | True)
+    found = [
+        Defect("mask_sees_next", "the mask is off by one: a token also sees the slot behind its own", late),
+        Defect("mask_hides_self", "the mask is off by one: a token does not see its own slot", early),
+        Defect("mask_missing", "the mask is missing: every token sees every slot, empty ones included", missing),
+    ]
+    if config.sliding_window is None or "sliding_attention" not in config.layer_types:
+        return found
+    window = config.sliding_window
+    wide = _masked(lambda positions, slots, own: visible_slots(positions, slots, _wider(own, 1)))
+    narrow = _masked(lambda positions, slots, own: visible_slots(positions, slots, _wider(own, -1)))
+    none = _masked(lambda positions, slots, own: visible_slots(positions, slots, None))
+    everywhere = _masked(lambda positions, slots, own: visible_slots(positions, slots, window))
+    found += [
+        Defect("window_one_more", f"the sliding window is off by one: {window + 1} slots instead of {window}", wide),
+        Defect("window_one_less", f"the sliding window is off by one: {window - 1} slots instead of {window}", narrow),
+        Defect("window_dropped", "the sliding window is ignored: its layers see the whole prefix", none),
+    ]
+    if "full_attention" in config.layer_types:
+        found.append(Defect("window_everywhere", "layers with full attention have a sliding window too", everywhere))
+    return found
+
+
+Mask = Callable[[torch.Tensor, torch.Tensor, "int | None"], torch.Tensor]
+
+
+def _masked(mask: Mask) -> type[LayerBlock]:
+    class WrongMask(StepBlock):
+        def change(self, step: Step, slots: int) -> Step:
+            return step._replace(mask_B1SM=mask(step.position_ids_BS, torch.arange(slots), self.window))
+
+    return WrongMask
+
+
+def _wider(window: int | None, by: int) -> int | None:
+    return None if window is None else window + by
+
+
+def cache_defects(config: ModelConfig, position: int | None) -> list[Defect]:
+    """Entries written to a neighbouring slot, or not at all. `position` is where the artifact first goes wrong."""
+    found = []
+    if position is not None:
+        cause = f"a stale slot: slot {position} keeps what it held before its token was written"
+        found.append(Defect("stale_slot", cause, _stale(position)))
+    return [
+        *found,
+        Defect("slot_late", "the cache slot is off by one: entries are written one slot too late", _shifted_slots(1)),
+        Defect(
+            "slot_early", "the cache slot is off by one: entries are written one slot too early", _shifted_slots(-1)
+        ),
+        Defect("cache_not_written", "the cache is not written: new tokens' slots keep what they held", _stale(None)),
+    ]
+
+
+def _shifted_slots(by: int) -> type[LayerBlock]:
+    class WrongSlot(StepBlock):
+        def change(self, step: Step, slots: int) -> Step:
+            last = slots - step.position_ids_BS.shape[1]
+            return step._replace(write_indices_B=(step.write_indices_B + by).clamp(0, last))
+
+    return WrongSlot
+
+
+def _stale(position: int | None) -> type[LayerBlock]:
+    class StaleAttention(Attention):
+        def write(self, past_BKMH: torch.Tensor, update_BKSH: torch.Tensor, step: Step) -> torch.Tensor:
+            if position is None:
+                return past_BKMH
+            written = super().write(past_BKMH, update_BKSH, step)
+            written[:, :, position] = past_BKMH[:, :, position]
+            return written
+
+    class Stale(LayerBlock):
+        attention_class = StaleAttention
+
+    return Stale
+
+
+def rope_defects(config: ModelConfig) -> list[Defect]:
+    """Wrong pairs, wrong frequencies, wrong positions, or a turn where none belongs."""
+    found = [
+        Defect(
+            "rope_interleaved",
+            "RoPE pairs neighbouring dimensions (2i, 2i + 1), and the weights are for halves (i, i + H/2)",
+            _turned(lambda x, positions, cos, sin: _join(*_interleaved(x, positions, cos, sin))),
+        ),
+        Defect("rope_missing", "RoPE is missing", _turned(lambda x, positions, cos, sin: x)),
+        Defect("rope_backwards", "RoPE turns backwards: the sign of the sine is wrong", _turned(_backwards)),
+        Defect("rope_on_v", "RoPE is applied to v as well", _RopeOnV),
+        Defect("position_ahead", "in decode the positions given to RoPE are one too high", _decode_positions(1)),
+        Defect("position_behind", "in decode the positions given to RoPE are one too low", _decode_positions(-1)),
+    ]
+    if config.rope_scaling is not None:
+        kind = config.rope_scaling.rope_type
+        cause = f"the RoPE scaling of kind {kind} is dropped"
+        found.append(Defect("rope_scaling_dropped", cause, _tabled(replace(config, rope_scaling=None))))
+    for theta in THETAS:
+        if theta != config.rope_theta:
+            cause = f"wrong theta: RoPE's base is {theta:g} and should be {config.rope_theta:g}"
+            found.append(Defect(f"rope_theta_{theta:g}", cause, _tabled(replace(config, rope_theta=theta))))
+    return found
+
+
+def _tabled(other: ModelConfig) -> type[LayerBlock]:
+    class WrongTable(StepBlock):
+        def change(self, step: Step, slots: int) -> Step:
+            cos, sin = _table(other, rope_table_rows(other, slots))
+            return step._replace(cos=cos, sin=sin)
+
+    return WrongTable
+
+
+Turn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _turned(turn: Turn) -> type[LayerBlock]:
+    class WrongTurn(Attention):
+        def turn(
+            self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        ) -> torch.Tensor:
+            return turn(x_BNSH, position_ids_BS, cos, sin)
+
+    class WrongTurnBlock(LayerBlock):
+        attention_class = WrongTurn
+
+    return WrongTurnBlock
+
+
+def _interleaved(
+    x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Neighbours turned as if they were halves: even dimensions and odd ones, still apart."""
+    halves = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+    even, odd = rotary_embedding(halves, cos, sin, positions).chunk(2, dim=-1)
+    return even, odd
+
+
+def _join(even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+    return torch.stack((even, odd), dim=-1).flatten(-2)
+
+
+def _backwards(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return rotary_embedding(x, cos, -sin, positions)
+
+
+class _RopeOnVAttention(Attention):
+    def project(
+        self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q_BNSH, k_BKSH, v_BKSH = super().project(x_TD, position_ids_BS, cos, sin)
+        return q_BNSH, k_BKSH, self.turn(v_BKSH, position_ids_BS, cos, sin)
+
+
+class _RopeOnV(LayerBlock):
+    attention_class = _RopeOnVAttention
+
+
+def _decode_positions(by: int) -> type[LayerBlock]:
+    def turn(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        shift = by if positions.shape[1] == 1 else 0
+        return rotary_embedding(x, cos, sin, (positions + shift).clamp(0, cos.shape[0] - 1))
+
+    return _turned(turn)

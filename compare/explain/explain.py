@@ -1,0 +1,233 @@
+"""After a failure, or when asked: where is the first difference, and which mistake would make it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.core.check import CheckResult, Verdict
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.evidence import Evidence, gather
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import Floor, floor_of, judge_errors
+from blockexport.compare.core.tolerances import MAX_FACTOR
+from blockexport.compare.explain.diagnose import Diagnosis, Hints, diagnose
+from blockexport.compare.explain.failing_calls import ALONG, FILE, no_walk, walk_of
+from blockexport.compare.explain.locate import FIRST_CALLS, Search, locate
+from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.errors import ArtifactError, NotJudgedError
+from blockexport.runtime.replay.replay_graph import ReplayGraph
+
+CALLS_AFTER = 4  # calls behind the first wrong one that are looked at as well
+PROMPT = 64  # tokens of the prompt when it is wrong itself: each of some seventy defects is run on it
+STRAY = 64  # positions outside the judged ones that are looked at where they are NaN or infinite
+
+_LOST = "no known defect is tried: each leaves numbers, and here there is NaN or infinity"
+
+Graph = Callable[[], ReplayGraph]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What Locate and Diagnose say.
+
+    Attributes:
+        search: None where there is no graph to look into, or nothing to look for; `note` then says why.
+        diagnosis: None where the outputs stay within the floor, so that there is nothing to diagnose.
+        note: see `search`.
+        where: whose calls were looked at, where they are not those of the judged sequence.
+        wrong_slot: the first wrong slot of the cache, where a call before the first wrong output left it.
+        file: what the checks of the file's content that failed say: causes in themselves.
+        remarks: of each other failure why it is not explained.
+    """
+
+    search: Search | None
+    diagnosis: Diagnosis | None
+    note: str = ""
+    where: str = ""
+    wrong_slot: WrongSlot | None = None
+    file: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """For people: the place, then the causes, best first."""
+        place = self.search.sentence if self.search is not None else self.note
+        said = [f"{self.where}: {place}" if self.where else place] if place else []
+        said += [self.wrong_slot.sentence] if self.wrong_slot is not None else []
+        return [*said, *self.cause_sentences, *self.remarks]
+
+    @property
+    def cause_sentences(self) -> list[str]:
+        """A known defect that reproduces the artifact, or else what the file itself gives away."""
+        diagnosed = self.diagnosis.sentences if self.diagnosis is not None else []
+        if self.diagnosis is not None and self.diagnosis.findings:
+            return diagnosed
+        return [f"likely cause: {message}" for message in self.file] + diagnosed
+
+
+def explain(
+    context: CheckContext,
+    results: Sequence[CheckResult],
+    graph: Graph | None,
+    note: str = "there is no ONNX graph to look into",
+    *,
+    always: bool = False,
+) -> Explanation | None:
+    """Look for place and cause of what made checks fail.
+
+    Where the judged sequence failed, it is looked at there; else in the calls of the first failed check that shows
+    something when one row is fed with them.
+
+    Args:
+        context: of the judgement.
+        results: of the checks that ran.
+        graph: gives the artifact's graph; None where it has none that can be replayed.
+        note: why it has none.
+        always: look inside even where no check failed.
+
+    Returns:
+        None where none failed and `always` is not set.
+    """
+    failed = [result for result in results if result.verdict is Verdict.FAIL]
+    if not failed and not always:
+        return None
+    looker = _Looker(context, graph, note, tuple(result.message for result in failed if result.name in FILE))
+    try:
+        if any(result.name in ALONG for result in failed):
+            return looker.explain(_evidence(context))
+        return looker.elsewhere(failed) if failed else looker.sound()
+    except ArtifactError as error:
+        return Explanation(None, None, f"not located: {error}", file=looker.file)
+
+
+@dataclass(frozen=True)
+class _Looker:
+    context: CheckContext
+    graph: Graph | None
+    note: str
+    file: tuple[str, ...]
+
+    def explain(self, evidence: Evidence, where: str = "") -> Explanation:
+        """Place and cause of what is wrong in some calls that the artifact has just run."""
+        context, checkpoint = self.context, self.context.checkpoint
+        if not _judged(evidence, checkpoint)[1].finite:
+            note = "not located: eager PyTorch itself gives NaN or infinity here, so nothing can be held against it"
+            return Explanation(None, None, note, where, file=self.file)
+        slot = self.earlier_slot(evidence)
+        search, note = self.search(evidence, None if slot is None else slot.position)
+        found = None if search is None else search.location
+        if slot is not None and found is not None and found.call != slot.start:
+            slot = None  # what is in the slot now was written by another call, the one that was found
+        hints = Hints()
+        if search is not None and found is not None:
+            hints = Hints(search.confined, search.mapping, found.site, found.times)
+        finite = evidence.at(evidence.outputs_PV.isfinite().all(-1).nonzero()[:, 0].tolist())
+        lost = len(finite.positions) < len(evidence.positions)
+        diagnosis, remarks = None, (_LOST,) if lost else ()
+        # On the judged sequence a check has failed by a floor of more runs than `_differs` knows.
+        if not (where or lost) or _differs(finite, checkpoint):
+            diagnosis, remarks = diagnose(checkpoint, finite, hints, context.progress), ()
+        return Explanation(search, diagnosis, note, where, slot, self.file, remarks)
+
+    def earlier_slot(self, evidence: Evidence) -> WrongSlot | None:
+        """The first wrong slot, if there is one that was left before the outputs go wrong.
+
+        It costs two runs of eager, and says nothing new where one of the first calls is wrong: those are looked into
+        anyway.
+        """
+        first = _first_wrong(evidence, self.context.checkpoint)
+        foreign = self.context.decoder.foreign
+        if any(first in call for call in evidence.calls[:FIRST_CALLS]) or (foreign is not None and foreign.no_slots):
+            return None
+        slot = first_wrong_slot(self.context.decoder, self.context.checkpoint, evidence)
+        return slot if slot is not None and (first is None or slot.stop <= first) else None
+
+    def search(
+        self, evidence: Evidence, wrong_slot: int | None = None, looked: Sequence[range] | None = None
+    ) -> tuple[Search | None, str]:
+        """What Locate finds, or why it cannot look."""
+        if self.graph is None:
+            return None, self.note
+        checkpoint, progress = self.context.checkpoint, self.context.progress
+        try:
+            return locate(
+                self.graph(), checkpoint, evidence, looked=looked, wrong_slot=wrong_slot, progress=progress
+            ), self.note
+        except NotJudgedError as error:
+            return None, str(error)
+
+    def elsewhere(self, failed: Sequence[CheckResult]) -> Explanation:
+        """The first failed check in whose calls one row differs; a sentence for each that has none."""
+        remarks: list[str] = []
+        for result in failed:
+            walk = walk_of(result, self.context)
+            if walk is None:
+                remarks += [] if result.name in FILE else [f"{result.name}: not located; {no_walk(result.name)}"]
+                continue
+            try:
+                evidence = self._gather(walk.ids_S, walk.calls, range(walk.calls[-1].stop))
+            except ArtifactError as error:
+                remarks.append(f"{result.name}: not located; {error}")
+                continue
+            if _differs(evidence, self.context.checkpoint) or self.earlier_slot(evidence) is not None:
+                return self.explain(evidence, f"in the calls of {result.name} ({walk.what})")
+            remarks.append(f"{result.name}: not located; {walk.within}")
+        return Explanation(None, None, file=self.file, remarks=tuple(remarks))
+
+    def sound(self) -> Explanation:
+        """A look into calls of an artifact that passes: the prompt, the step behind it, one half way, the last."""
+        calls = self.context.plan.calls(to_last_slot=self.context.to_last_slot)
+        evidence = gather(
+            self.context.decoder, self.context.checkpoint, self.context.ids_S, calls, self.context.judged_positions
+        )
+        kept = sorted({0, min(1, len(calls) - 1), len(calls) // 2, len(calls) - 1})
+        search, note = self.search(evidence, looked=[calls[i] for i in kept])
+        return Explanation(search, None, note)
+
+    def _gather(self, ids_S: torch.Tensor, calls: Sequence[range], positions: Sequence[int]) -> Evidence:
+        return gather(self.context.decoder, self.context.checkpoint, ids_S, calls, positions, twice=True)
+
+
+def _judged(evidence: Evidence, checkpoint: Checkpoint) -> tuple[Errors, Floor]:
+    """Errors and floor along some calls; the floor is eager's own error in the same calls."""
+    exact_PV, own_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
+    floor = floor_of([measure(own_PV, exact_PV, evidence.positions)], evidence.dtype)
+    return measure(evidence.outputs_PV, exact_PV, evidence.positions), floor
+
+
+def _differs(evidence: Evidence, checkpoint: Checkpoint) -> bool:
+    """Whether the outputs of some calls leave the floor."""
+    if not evidence.positions:
+        return False
+    return not judge_errors(*_judged(evidence, checkpoint), has_top1=not evidence.headless).passed
+
+
+def _first_wrong(evidence: Evidence, checkpoint: Checkpoint) -> int | None:
+    """The first position outside the floor."""
+    errors, floor = _judged(evidence, checkpoint)
+    outside = errors.positions_P[~(errors.max_P <= MAX_FACTOR.value * floor.max_P)].tolist()
+    return int(outside[0]) if outside else None
+
+
+def _evidence(context: CheckContext) -> Evidence:
+    """The artifact's calls up to a few behind the first one that goes wrong, with all their outputs.
+
+    Where that is the prompt, a shorter one that reaches the first wrong position, and steps behind it.
+    """
+    calls = context.plan.calls(to_last_slot=context.to_last_slot)
+    stray = context.artifact_walk.not_finite[:STRAY]
+    errors = context.artifact_errors
+    positions: Sequence[int] = errors.positions_P.tolist()
+    outside = errors.positions_P[~(errors.max_P <= MAX_FACTOR.value * context.floor(positions).max_P)].tolist()
+    first = min([*outside[:1], *stray], default=int(positions[0]))
+    index = next((i for i, call in enumerate(calls) if first in call), 0)
+    kept = calls[: index + 1 + CALLS_AFTER]
+    length = max(PROMPT, first + 1)
+    if index == 0 and length + CALLS_AFTER < len(calls[0]):
+        kept = [range(length), *(range(p, p + 1) for p in range(length, length + CALLS_AFTER))]
+    wanted = sorted({p for p in (*context.judged_positions, *stray) if p < kept[-1].stop})
+    return gather(context.decoder, context.checkpoint, context.ids_S, kept, wanted, twice=True)

@@ -1,0 +1,226 @@
+"""The values inside a graph against eager, layer by layer, while the graph runs.
+
+Each layer is judged by itself: eager is given the stream and the cache that the artifact had on entering the layer, in
+float64 for the truth and in the artifact's precision for the floor. So errors do not add up over the layers, and every
+layer that is wrong of its own accord is seen. The values and weights of one layer are held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional as F
+
+from blockexport.compare.audits.site_map import SiteMap
+from blockexport.compare.core.cached_path import make_block
+from blockexport.compare.core.defect import output_tensor
+from blockexport.compare.core.evidence import Evidence
+from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
+from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.runtime.replay.replay_decoder import ReplayDecoder
+
+Past = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SiteError:
+    """One value of the graph against eager: relative L2 errors. `absent`: the graph has no such value.
+
+    Of a value outside the floor also what can be said about the difference: `position` is that of the first token
+    where it is outside, `finite` is False where it holds NaN or infinity that eager's does not, and `times` the factor
+    that makes eager's value of it, where there is one.
+    """
+
+    call: range
+    layer: int | None  # None: before the first layer or behind the last
+    site: str
+    error: float
+    floor: float
+    absent: bool = False
+    position: int | None = None
+    finite: bool = True
+    times: float | None = None
+
+    @property
+    def outside(self) -> bool:
+        """Whether it leaves the floor (NaN does)."""
+        return not self.absent and not self.error <= SITE_FACTOR.value * self.floor
+
+
+class Inside:
+    """Compares what a replayed call makes on its way.
+
+    Attributes:
+        uses: for a layer whose projections are another layer's, which one.
+
+    Args:
+        decoder: the replay.
+        sites: of its graph.
+        checkpoint: the source.
+        evidence: tokens, calls and precision.
+    """
+
+    def __init__(self, decoder: ReplayDecoder, sites: SiteMap, checkpoint: Checkpoint, evidence: Evidence) -> None:
+        self.decoder, self.sites, self.checkpoint, self.evidence = decoder, sites, checkpoint, evidence
+        self.config = checkpoint.config
+        self.uses: dict[int, int] = {}
+        self._steps = evidence.path(checkpoint, torch.float64)
+        self._wanted: dict[str, list[int]] = {}
+        for layer, found in enumerate(sites.layers):
+            for name in {*found.values(), sites.streams[layer]} - {None}:
+                self._wanted.setdefault(str(name), []).append(layer)
+
+    def look(self, call: range, inputs_1S: torch.Tensor) -> list[SiteError]:
+        """Run a call; every value's error, in the order of the forward pass."""
+        pasts = [self.decoder.cache(layer) for layer in range(self.config.num_hidden_layers)]
+        gathered: list[dict[str, torch.Tensor]] = [{} for _ in pasts]
+        due = [sum(layer in users for users in self._wanted.values()) for layer in range(len(pasts))]
+        rows: list[list[SiteError]] = [[] for _ in pasts]
+        ends: dict[str, torch.Tensor] = {}
+
+        def observe(name: str, value: torch.Tensor) -> None:
+            if name in (self.sites.streams[0], self.sites.streams[-1], self.sites.final_norm):
+                ends[name] = value
+            for layer in self._wanted.get(name, ()):
+                gathered[layer][name] = value
+                if len(gathered[layer]) == due[layer]:
+                    rows[layer] = self._layer(call, layer, gathered[layer], pasts[layer])
+                    gathered[layer] = {}
+
+        chunk = inputs_1S[:, call.start : call.stop]
+        for name in self.decoder.graph.inputs[:1]:
+            observe(name, chunk)
+        self.decoder.observer = observe
+        try:
+            outputs_SV = self.decoder.prefill(chunk)[0]
+        finally:
+            self.decoder.observer = None
+        return [
+            *self._entry(call, ends),
+            *(row for found in rows for row in found),
+            *self._exit(call, ends, outputs_SV),
+        ]
+
+    def _layer(self, call: range, layer: int, values: Mapping[str, torch.Tensor], past: Past) -> list[SiteError]:
+        names = self.sites.layers[layer]
+        entering_TD = values[str(self.sites.streams[layer])].reshape(-1, self.config.hidden_size)
+        truth, own = (self._eager(call, layer, entering_TD, past, t) for t in (torch.float64, self.evidence.dtype))
+        rows = [
+            self._row(call, layer, site, values[names[site]], truth[site], own[site])
+            if site in names
+            else SiteError(call, layer, site, 0.0, 0.0, absent=True)
+            for site in LAYER_SITES
+            if site not in self.sites.hidden[layer]
+        ]
+        first = next((row.site for row in rows if row.outside), None)
+        if first in ("input_layernorm", "q_proj") and "q_proj" in names:
+            self._whose(layer, entering_TD, values[names["q_proj"]])
+        return rows
+
+    def _eager(
+        self, call: range, layer: int, x_TD: torch.Tensor, past: Past, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        block = make_block(self.checkpoint, layer, dtype)
+        step = self._steps.step(call, block.window)
+        return eager_sites(block, x_TD.to(dtype), step, past[0].to(dtype), past[1].to(dtype))
+
+    def _whose(self, layer: int, x_TD: torch.Tensor, q_TE: torch.Tensor) -> None:
+        """Find the layer whose norm and q projection give what this one gave."""
+        for other in range(self.config.num_hidden_layers):
+            prefix = f"model.layers.{other}."
+            names = ["input_layernorm.weight", "self_attn.q_proj.weight"]
+            names += ["self_attn.q_proj.bias"] if self.config.qkv_bias else []
+            gain, weight, *bias = (self.checkpoint.read(prefix + name).double() for name in names)
+            normed = F.rms_norm(x_TD.double(), gain.shape, gain, self.config.rms_norm_eps)
+            if relative_error(q_TE, F.linear(normed, weight, *bias)) < 16 * torch.finfo(self.evidence.dtype).eps:
+                self.uses[layer] = other
+
+    def _row(
+        self, call: range, layer: int | None, site: str, got: torch.Tensor, want: torch.Tensor, own: torch.Tensor
+    ) -> SiteError:
+        rounding = ROUNDING_RMS.value * torch.finfo(self.evidence.dtype).eps
+        floor = max(relative_error(own, want), rounding) if want.is_floating_point() else 0.0
+        row = SiteError(call, layer, site, relative_error(got, want), floor)
+        if not row.outside or got.numel() != want.numel():
+            return row
+        given = _aligned(got, want)
+        position = _first_position(given, want, SITE_FACTOR.value * floor, call)
+        finite = not want.is_floating_point() or bool(given.isfinite().all() or not want.isfinite().all())
+        return replace(row, position=position, finite=finite, times=_times(given, want, SITE_FACTOR.value * floor))
+
+    def _entry(self, call: range, ends: Mapping[str, torch.Tensor]) -> list[SiteError]:
+        got = ends.get(str(self.sites.streams[0]))
+        if got is None or self.evidence.headless:
+            return []
+        want = self.checkpoint.read(EMBEDDING)[self.evidence.ids_S[call.start : call.stop]].double()
+        return [self._row(call, None, "embedding", got, want, want.to(self.evidence.dtype))]
+
+    def _exit(self, call: range, ends: Mapping[str, torch.Tensor], outputs_SV: torch.Tensor) -> list[SiteError]:
+        """Final norm and head, on the stream as it left the last layer."""
+        leaving, normed = ends.get(str(self.sites.streams[-1])), ends.get(str(self.sites.final_norm))
+        if leaving is None:
+            return []
+        kept = len(outputs_SV)
+        x_TD = leaving.reshape(-1, self.config.hidden_size)[-kept:]
+        (want, want_head), (own, own_head) = (self._ending(x_TD.to(t)) for t in (torch.float64, self.evidence.dtype))
+        if normed is None or normed is leaving:
+            norm_row = SiteError(call, None, "final_norm", 0.0, 0.0, absent=True)
+        else:
+            normed_TD = normed.reshape(-1, self.config.hidden_size)[-kept:]
+            norm_row = self._row(call, None, "final_norm", normed_TD, want, own)
+        return [norm_row, self._row(call, None, "head", outputs_SV, want_head, own_head)]
+
+    def _ending(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self.checkpoint.read(FINAL_NORM).to(x_TD.dtype)
+        normed = F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps)
+        if self.evidence.headless:
+            return normed, normed
+        return normed, F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Length of the difference over the length of `want`; for masks the share of entries that differ; infinite where
+    shapes have nothing to do with each other."""
+    if got.numel() != want.numel():
+        return float("inf")
+    got = _aligned(got, want)
+    if not want.is_floating_point():
+        return float((got != want).double().mean())
+    size = float(want.double().norm())
+    return float((got.double() - want.double()).norm()) / (size or 1.0)
+
+
+def _aligned(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """A value in the shape of eager's, which has as many numbers."""
+    if got.shape == want.shape:
+        return got
+    if got.ndim == 4 and got.transpose(1, 2).shape == want.shape:
+        return got.transpose(1, 2)
+    return got.reshape(want.shape)
+
+
+def _first_position(got: torch.Tensor, want: torch.Tensor, limit: float, call: range) -> int:
+    """The first token's position whose share of a difference is over the limit; of a cache, the first such slot."""
+    axis = 0 if want.ndim == 2 else 2  # [T, D], [B, N, S, H], [B, K, M, H] or [B, 1, S, M]
+    wide, eager = (x.double().movedim(axis, 0).flatten(1) for x in (got, want))
+    error_T, size = (wide - eager).norm(dim=1), float(eager.norm()) / len(eager) ** 0.5
+    outside_T = ~(error_T <= limit * (size or 1.0))
+    first = int(outside_T.int().argmax()) if bool(outside_T.any()) else int(error_T.argmax())
+    if want.ndim == 4 and len(eager) != len(call):  # slots, of which a call may have written a neighbour's
+        return min(max(first, call.start), call.stop - 1)
+    return call.stop - len(eager) + first  # with the last logits only, the head's come from the end of the call
+
+
+def _times(got: torch.Tensor, want: torch.Tensor, limit: float) -> float | None:
+    """The factor between a value and eager's, where there is one but for noise."""
+    if not want.is_floating_point() or not bool(got.isfinite().all() and want.isfinite().all()):
+        return None
+    given, eager = got.double().flatten(), want.double().flatten()
+    size = float(eager @ eager)
+    factor = float(given @ eager) / size if size else 0.0
+    left = float((given - factor * eager).norm())
+    return factor if left <= limit * float(given.norm()) and factor else None

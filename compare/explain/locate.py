@@ -1,0 +1,257 @@
+"""Where does an artifact first leave the noise floor: at which step, in which layer, at which sub-operation?
+
+The replay runs the artifact's graph and hands out every intermediate value. Before anything is said about its inside,
+the replay's outputs are held against those that the artifact gave on its own backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.compare.audits.site_map import map_sites
+from blockexport.compare.core.evidence import Evidence
+from blockexport.compare.core.logit_distance import measure
+from blockexport.compare.core.noise import Floor, floor_of
+from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED, RMS_FACTOR
+from blockexport.compare.explain.graph_values import Inside, SiteError
+from blockexport.compare.explain.sites import LABELS, MADE_FROM
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.progress import Progress, silent
+from blockexport.runtime.replay.replay_decoder import ReplayDecoder
+from blockexport.runtime.replay.replay_graph import ReplayGraph
+
+CALLS_NAMED = 5  # in a sentence
+FIRST_CALLS = 2  # looked into whatever the outputs say: a defect may show inside before it shows outside
+
+
+@dataclass(frozen=True)
+class Location:
+    """The first difference.
+
+    Attributes:
+        position: of the first token that differs.
+        call: the first position of the call it was found in.
+        layer: None for embedding, final norm and head.
+        site: a key of `sites.LABELS`.
+        error: relative L2 error there.
+        floor: eager's own.
+        absent: the graph lacks the value `site`, and the next one differs.
+        layers: all layers that differ of their own accord in that call.
+        times: the value is eager's times this factor; None where it is no multiple of it.
+        finite: False where the value is NaN or infinite.
+        not_finite: the first value that is, where that is another one behind it; empty elsewhere.
+    """
+
+    position: int
+    call: int
+    layer: int | None
+    site: str
+    error: float
+    floor: float
+    absent: bool
+    layers: frozenset[int]
+    times: float | None = None
+    finite: bool = True
+    not_finite: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        place = _place(self.layer, self.site) + (", which the graph lacks" if self.absent else "")
+        if not self.finite:
+            return f"first difference at position {self.position}: {place}, which is NaN or infinite"
+        said = f"relative error {self.error:.1e}, eager's own {self.floor:.1e}"
+        said += "" if self.times is None else f"; it is {self.times:.6g} times eager's"
+        later = f"; the first NaN or infinity is in {self.not_finite}" if self.not_finite else ""
+        return f"first difference at position {self.position}: {place} ({said}){later}"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What Locate found out.
+
+    Attributes:
+        location: None when every value in the calls looked into stays within the floor.
+        reproduced: the replay gives the artifact's outputs, so what is seen inside is the artifact.
+        ratio: the replay's distance from the artifact's outputs, in units of the floor.
+        rows: every value that was compared, in order, for a table or a plot of error over layers.
+        mapping: whose weights each layer computes with.
+        looked: the calls looked into.
+        calls: how many there were.
+    """
+
+    location: Location | None
+    reproduced: bool
+    ratio: float
+    rows: tuple[SiteError, ...]
+    mapping: tuple[int, ...]
+    looked: tuple[range, ...]
+    calls: int
+
+    @property
+    def within(self) -> str:
+        """That nothing was found, and where that holds."""
+        starts = ", ".join(_span(call) for call in self.looked[:CALLS_NAMED])
+        more = f" and {len(self.looked) - CALLS_NAMED} more" if len(self.looked) > CALLS_NAMED else ""
+        if len(self.looked) == self.calls:
+            last = self.looked[-1].stop - 1
+            which = f"in {'all ' if self.calls > 1 else ''}{_count(self.calls)}, up to position {last}"
+        else:
+            which = f"in the calls looked into, {len(self.looked)} of {self.calls} (positions {starts}{more})"
+        return f"every value inside the graph stays within the floor {which}"
+
+    @property
+    def confined(self) -> frozenset[int] | None:
+        """The layers that differ of their own accord, where others do not."""
+        layers = {row.layer for row in self.rows if row.layer is not None}
+        if self.location is None or not 0 < len(self.location.layers) < len(layers):
+            return None
+        return self.location.layers
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        found = self.location.sentence if self.location else self.within
+        if self.reproduced:
+            return found
+        return (
+            f"the replay does not reproduce the artifact's outputs ({self.ratio:.3g} times the noise floor away), so "
+            f"what it sees inside need not be what the backend did; in the replay: {found}"
+        )
+
+
+def locate(
+    graph: ReplayGraph,
+    checkpoint: Checkpoint,
+    evidence: Evidence,
+    *,
+    looked: Sequence[range] | None = None,
+    wrong_slot: int | None = None,
+    progress: Progress = silent,
+) -> Search:
+    """Find the first difference.
+
+    Args:
+        graph: the artifact's graph.
+        checkpoint: the source.
+        evidence: what the artifact said, run by its backend.
+        looked: calls to look into, all of them; by default the first calls and those from the first wrong output or
+            slot on, up to the first that differs inside; and all calls where none of those does, since there is
+            something to find.
+        wrong_slot: the first slot of the cache known to be wrong after these calls.
+        progress: told of the calls done.
+    """
+    slots, last = evidence.max_sequence_length, evidence.last_logits_only
+    decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
+    ids_1S = evidence.ids_S[None]
+    inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
+    exact_PV, eager_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
+    floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
+    distance, error = _distance(decoder, evidence, inputs), measure(evidence.outputs_PV, exact_PV, evidence.positions)
+    reproduced = distance <= max(RMS_FACTOR.value * floor.rms, REPLAYED.value * error.rms)
+    inside = Inside(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers), checkpoint, evidence)
+    suspects = _suspects(evidence, exact_PV, floor, wrong_slot) if looked is None else list(looked)
+    location, rows = _look(inside, evidence, inputs, suspects, progress, to_the_end=looked is not None)
+    if location is None and looked is None and reproduced:
+        suspects = list(evidence.calls)
+        location, rows = _look(inside, evidence, inputs, suspects, progress)
+    mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))
+    seen = {row.call for row in rows}
+    calls = tuple(call for call in evidence.calls if call in seen)
+    return Search(location, reproduced, distance / floor.rms, tuple(rows), mapping, calls, len(evidence.calls))
+
+
+def _look(
+    inside: Inside,
+    evidence: Evidence,
+    inputs: torch.Tensor,
+    suspects: Sequence[range],
+    progress: Progress,
+    *,
+    to_the_end: bool = False,
+) -> tuple[Location | None, list[SiteError]]:
+    """Run the calls and look into some of them, all or up to the first that differs."""
+    decoder = inside.decoder
+    decoder.reset(1)
+    rows: list[SiteError] = []
+    location: Location | None = None
+    for i, call in enumerate(evidence.calls):
+        progress("locating", i, len(evidence.calls))
+        if call not in suspects:
+            decoder.prefill(inputs[:, call.start : call.stop])
+            continue
+        found = inside.look(call, inputs)
+        rows += found
+        location = location or _first(found)
+        if call == suspects[-1] or (location is not None and not to_the_end):
+            break
+    progress("locating", len(evidence.calls), len(evidence.calls))
+    return location, rows
+
+
+def _distance(decoder: ReplayDecoder, evidence: Evidence, inputs: torch.Tensor) -> float:
+    """Root mean square distance of the replay's outputs from the artifact's."""
+    where = {p: i for i, p in enumerate(evidence.positions)}
+    replayed_PV = torch.full_like(evidence.outputs_PV, torch.nan)
+    decoder.reset(1)
+    for call in evidence.calls:
+        outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
+        for row, position in enumerate(list(call)[-len(outputs_SV) :]):
+            if position in where:
+                replayed_PV[where[position]] = outputs_SV[row]
+    lost = ~replayed_PV.isfinite() & ~evidence.outputs_PV.isfinite()
+    difference = (replayed_PV.double() - evidence.outputs_PV.double()).masked_fill(lost, 0.0)
+    return float(difference.square().mean().sqrt())
+
+
+def _suspects(evidence: Evidence, exact_PV: torch.Tensor, floor: Floor, wrong_slot: int | None) -> list[range]:
+    """Calls worth a look: the first ones, and those from the first wrong output or slot on."""
+    errors = measure(evidence.outputs_PV, exact_PV, evidence.positions)
+    wrong_P = ~(errors.max_P <= MAX_FACTOR.value * floor.max_P)
+    wrong = errors.positions_P[wrong_P].tolist()[:1] + ([] if wrong_slot is None else [wrong_slot])
+    calls = list(evidence.calls)
+    first = next((i for i, call in enumerate(calls) if wrong and min(wrong) in call), 0)
+    return [*calls[:FIRST_CALLS], *calls[first:]]
+
+
+def _first(rows: Sequence[SiteError]) -> Location | None:
+    index = next((i for i, row in enumerate(rows) if row.outside), None)
+    if index is None:
+        return None
+    row = blamed = rows[index]
+    # A value that the graph lacks, between one that is right and the first that differs, is what differs. Where more
+    # than one is missing in a row, nothing can be said about which.
+    before = [r for r in rows[:index] if r.layer == row.layer and r.site == MADE_FROM.get(row.site)]
+    earlier = [r for r in rows[:index] if before and r.layer == row.layer and r.site == MADE_FROM.get(before[0].site)]
+    if before and before[0].absent and not any(r.absent for r in earlier):
+        blamed = before[0]
+    lost = next((r for r in rows if not r.finite), row)
+    return Location(
+        position=row.call.start if row.position is None else row.position,
+        call=row.call.start,
+        layer=row.layer,
+        site=blamed.site,
+        error=row.error,
+        floor=row.floor,
+        absent=blamed.absent,
+        layers=frozenset(r.layer for r in rows if r.outside and r.layer is not None),
+        times=None if blamed.absent else row.times,
+        finite=row.finite,
+        not_finite="" if lost is row else _place(lost.layer, lost.site),
+    )
+
+
+def _place(layer: int | None, site: str) -> str:
+    return LABELS[site] if layer is None else f"layer {layer}, {LABELS[site]}"
+
+
+def _span(call: range) -> str:
+    return str(call.start) if len(call) == 1 else f"{call.start} to {call.stop - 1}"
+
+
+def _count(calls: int) -> str:
+    return "one call" if calls == 1 else f"{calls} calls"

@@ -1,0 +1,86 @@
+"""The places inside a layer where an artifact is compared with eager, in the order of the forward pass.
+
+`eager_sites` gives their values in a block; site_map.py finds them in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from blockexport.models.block.block import Block
+from blockexport.models.block.layer_inputs import Step
+
+LABELS = {
+    "embedding": "embedding",
+    "input_layernorm": "norm before attention",
+    "q_proj": "q projection",
+    "k_proj": "k projection",
+    "v_proj": "v projection",
+    "q_heads": "q as heads (after QK-norm where there is one)",
+    "k_heads": "k as heads (after QK-norm where there is one)",
+    "v_heads": "v as heads",
+    "q_rope": "q after RoPE",
+    "k_rope": "k after RoPE",
+    "query": "q scaled by 1/sqrt(H)",
+    "cache_key": "cache write of the keys",
+    "cache_value": "cache write of the values",
+    "mask": "mask",
+    "attention": "attention output (scores, softmax, mixing, grouping of heads)",
+    "merged": "heads joined",
+    "o_proj": "output projection",
+    "attention_residual": "residual around attention",
+    "post_attention_layernorm": "norm before the MLP",
+    "gate_proj": "gate projection",
+    "up_proj": "up projection",
+    "activation": "activation of the MLP",
+    "down_proj": "down projection",
+    "mlp_residual": "residual around the MLP",
+    "final_norm": "final norm",
+    "head": "head",
+}
+"""Every site and what it is, for people."""
+
+MADE_FROM = {
+    "query": "q_rope",
+    "q_rope": "q_heads",
+    "attention": "mask",
+    "post_attention_layernorm": "attention_residual",
+    "head": "final_norm",
+}
+"""For a site the one before it, where a graph may have lost that one: when it is missing and this one differs, it is
+what is wrong."""
+
+LAYER_SITES = tuple(name for name in LABELS if name not in ("embedding", "final_norm", "head"))
+
+
+def eager_sites(
+    block: Block, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The value at each site of a layer: `Block.forward`, step by step."""
+    attention, positions = block.self_attn, step.position_ids_BS
+    sites = {"input_layernorm": block.input_layernorm(x_TD)}
+    for name, linear in (("q_proj", attention.q_proj), ("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
+        sites[name] = linear(sites["input_layernorm"])
+    sites["q_heads"] = attention.split(sites["q_proj"], attention.heads, attention.q_norm, positions)
+    sites["k_heads"] = attention.split(sites["k_proj"], attention.key_value_heads, attention.k_norm, positions)
+    sites["v_heads"] = attention.split(sites["v_proj"], attention.key_value_heads, None, positions)
+    sites["q_rope"] = attention.turn(sites["q_heads"], positions, step.cos, step.sin)
+    sites["k_rope"] = attention.turn(sites["k_heads"], positions, step.cos, step.sin)
+    sites["query"] = sites["q_rope"] * attention.query_scale
+    sites["cache_key"] = attention.write(past_key_BKMH, sites["k_rope"], step)
+    sites["cache_value"] = attention.write(past_value_BKMH, sites["v_heads"], step)
+    sites["mask"] = step.mask_B1SM
+    merged_TE = attention.attend(sites["query"], sites["cache_key"], sites["cache_value"], step.mask_B1SM)
+    batch, length = positions.shape
+    sites["attention"] = merged_TE.view(batch, length, attention.heads, attention.head_dim).transpose(1, 2)
+    sites["merged"] = merged_TE
+    sites["o_proj"] = attention.o_proj(merged_TE)
+    sites["attention_residual"] = x_TD + sites["o_proj"]
+    sites["post_attention_layernorm"] = block.post_attention_layernorm(sites["attention_residual"])
+    sites["gate_proj"] = block.mlp.gate_proj(sites["post_attention_layernorm"])
+    sites["up_proj"] = block.mlp.up_proj(sites["post_attention_layernorm"])
+    sites["activation"] = F.silu(sites["gate_proj"]) * sites["up_proj"]
+    sites["down_proj"] = block.mlp.down_proj(sites["activation"])
+    sites["mlp_residual"] = sites["attention_residual"] + sites["down_proj"]
+    return sites

@@ -1,0 +1,46 @@
+"""Golden vectors out of a judgement that passed: the reference's outputs at a few positions and the limits they met."""
+
+from __future__ import annotations
+
+import torch
+
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR
+from blockexport.export.bundle.golden_file import GoldenVectors, choose_positions
+
+
+def golden_vectors(context: CheckContext) -> GoldenVectors:
+    """The vectors of a judged artifact, made of what its checks already computed.
+
+    The limit at a position is the report's: a multiple of the noise floor there. The root mean square over so few
+    positions is a matter of luck, so its limit is a multiple of the largest of three: the floor at these positions, the
+    floor of the whole stretch, and the artifact's own error here, which the judgement has found to be rounding.
+    """
+    plan = context.plan
+    total = plan.prefill + plan.decode
+    width = context.expected[0].shape[1]
+    positions = choose_positions(plan.prefill, total, width, last_logits_only=context.decoder.last_logits_only)
+    where = {position: i for i, position in enumerate(context.reference_positions)}
+    stretches = [[p for p in context.observed(stretch) if p in where] for stretch in _stretches(context)]
+    floors = {stretch[0]: context.floor(stretch) for stretch in stretches if stretch}
+    limits = {
+        position: float(limit)
+        for stretch in stretches
+        if stretch
+        for position, limit in zip(stretch, floors[stretch[0]].max_P, strict=True)
+    }
+    sizes = [floor.rms for floor in floors.values()]
+    sizes += [context.floor(positions).rms, context.artifact_errors.select(positions).rms]
+    inputs = context.inputs(context.decoder, context.ids_S[:total])
+    return GoldenVectors(
+        inputs=inputs.to(torch.float32) if context.decoder.headless else inputs,
+        prefill=plan.prefill,
+        positions_P=torch.tensor(positions, dtype=torch.int64),
+        outputs_PV=context.expected[0][[where[position] for position in positions]].to(torch.float32),
+        tolerance_P=torch.tensor([MAX_FACTOR.value * limits[position] for position in positions]),
+        rms_tolerance=RMS_FACTOR.value * max(sizes),
+    )
+
+
+def _stretches(context: CheckContext) -> list[range]:
+    return [context.plan.prefill_positions, context.plan.decode_positions]

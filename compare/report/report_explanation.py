@@ -1,0 +1,113 @@
+"""What Locate and Diagnose found, as plain JSON values for `report.json`.
+
+- `sentences`: for people, the place first, then the causes, best first.
+- `note`: why nothing could be located; empty otherwise.
+- `where`: whose calls were looked at, where they are not those of the judged sequence; empty otherwise.
+- `looked`: the calls looked into, each as its first position and the one behind its last; `calls`: of how many.
+- `within`: that nothing inside differs, and where that holds; empty where something does, or nothing was looked at.
+- `wrong_slot`: null, or the first wrong slot of the cache, left before the first wrong output: `position`, `layer`,
+  `kind` (`keys` or `values`), and the positions `start` to `stop` - 1 of the call that wrote it; with its `sentence`.
+- `file`: what the checks of the file's content say that failed, causes in themselves where no defect is found.
+- `remarks`: of each failure that has no explanation, why not.
+- `located`: null, or the first difference: `position`, `call` (first position of the call), `layer` (null before the
+  first layer and behind the last), `site` (a key of `sites.LABELS`) and its `label`, `error` and `floor` (relative L2),
+  `absent` (the graph lacks the value), `layers` (all that differ of their own accord in that call), `times` (the factor
+  between the value and eager's, or null), `finite`, and `not_finite` (the first NaN or infinity, where that is another
+  value; empty elsewhere).
+- `reproduced`: whether the replay gives the artifact's outputs, and `replay_ratio`, how far it is from them in units of
+  the floor; both null where there was no graph to replay.
+- `values`: parallel lists over the values compared inside the graph, each layer on its own input: `call` (its first
+  position), `layer`, `site`, `error`, `floor`, `absent`, `outside`; `labels` gives each site's words.
+- `causes`: the defects that reproduce the artifact, best first: `name`, `title`, `cause`, `scope`, `rms` (the
+  artifact's error against the model that has the defect), `floor` (that model's own noise), `effect` (how far it moves
+  the logits) and `alike` (cannot be told apart from the first on these tokens).
+- `nearest`: null, or the same of the one that comes closest where none reproduces it and one is close. `too_small`:
+  names of defects below the noise, and `too_small_titles` the words for them; `tried`: how many, 0 where the outputs
+  stay within the floor and there is nothing to diagnose; `error`: the artifact's rms error against the sound model at
+  `positions`, null with nothing to diagnose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockexport.compare.explain.diagnose import Diagnosis, Finding
+    from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.graph_values import SiteError
+    from blockexport.compare.explain.locate import Location
+    from blockexport.compare.explain.wrong_slot import WrongSlot
+
+
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
+    """Plain JSON values by the schema above."""
+    search, diagnosis = explanation.search, explanation.diagnosis
+    rows = () if search is None else search.rows
+    return {
+        "sentences": explanation.sentences,
+        "note": explanation.note if search is None else "",
+        "where": explanation.where,
+        "looked": [] if search is None else [[call.start, call.stop] for call in search.looked],
+        "calls": 0 if search is None else search.calls,
+        "within": "" if search is None or search.location is not None else search.within,
+        "wrong_slot": _slot(explanation.wrong_slot),
+        "file": list(explanation.file),
+        "remarks": list(explanation.remarks),
+        "located": None if search is None or search.location is None else _located(search.location),
+        "reproduced": None if search is None else search.reproduced,
+        "replay_ratio": None if search is None else search.ratio,
+        "values": _values(rows),
+        "labels": _labels(rows),
+        **_causes(diagnosis),
+    }
+
+
+def _causes(diagnosis: Diagnosis | None) -> dict[str, Any]:
+    if diagnosis is None:
+        nothing: dict[str, Any] = {"causes": [], "nearest": None, "too_small": [], "too_small_titles": []}
+        return {**nothing, "tried": 0, "error": None, "positions": []}
+    alike = diagnosis.alike if diagnosis.findings else ()
+    return {
+        "causes": [{**_finding(finding), "alike": finding in alike} for finding in diagnosis.findings],
+        "nearest": None if diagnosis.nearest is None else _finding(diagnosis.nearest),
+        "too_small": list(diagnosis.too_small),
+        "too_small_titles": diagnosis.too_small_titles,
+        "tried": diagnosis.tried,
+        "error": diagnosis.error,
+        "positions": list(diagnosis.positions),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "title": finding.title}
+
+
+def _slot(slot: WrongSlot | None) -> dict[str, Any] | None:
+    return None if slot is None else {**asdict(slot), "sentence": slot.sentence}
+
+
+def _located(location: Location) -> dict[str, Any]:
+    from blockexport.compare.explain.sites import LABELS
+
+    return {**asdict(location), "label": LABELS[location.site], "layers": sorted(location.layers)}
+
+
+def _values(rows: Sequence[SiteError]) -> dict[str, list[Any]]:
+    return {
+        "call": [row.call.start for row in rows],
+        "layer": [row.layer for row in rows],
+        "site": [row.site for row in rows],
+        "error": [row.error for row in rows],
+        "floor": [row.floor for row in rows],
+        "absent": [row.absent for row in rows],
+        "outside": [row.outside for row in rows],
+    }
+
+
+def _labels(rows: Sequence[SiteError]) -> dict[str, str]:
+    from blockexport.compare.explain.sites import LABELS
+
+    seen = {row.site for row in rows}
+    return {site: label for site, label in LABELS.items() if site in seen}

@@ -1,0 +1,90 @@
+"""The report on disk: all of its files or none, in a folder that is looked at before the work begins."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
+from blockexport.export.bundle.atomic_write import partial_path
+from blockexport.models.errors import UsageError
+
+
+def check_report_folder(folder: Path) -> None:
+    """Whether a report can be written into `folder`, so that nothing is judged in vain. Leaves nothing behind.
+
+    Raises:
+        UsageError: it cannot be made or written, or something of another kind is in the way.
+    """
+    folder = folder.absolute()
+    with _explained(folder):
+        nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            raise UsageError(
+                f"the report cannot be written to {folder}: {nearest} is not a folder. Choose another place"
+            )
+        for name in (REPORT_JSON, REPORT_MARKDOWN, REPORT_HTML):
+            if (folder / name).is_dir():
+                raise UsageError(
+                    f"the report cannot be written to {folder}: {folder / name} is a folder, where a file has to go. "
+                    "Choose another place"
+                )
+        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".report-") as probe:
+            probe.write(b"\n")
+            probe.flush()
+
+
+def write_report(report: Report, folder: Path) -> list[str]:
+    """Write the three forms of the report into `folder`, made if need be; returns the names of the files.
+
+    Raises:
+        UsageError: the folder cannot be written, or the disk is full. An older report in it is then as it was.
+    """
+    from blockexport.compare.report.report_html import to_html
+    from blockexport.compare.report.report_markdown import to_markdown
+
+    data = report.to_json()
+    texts = {
+        REPORT_JSON: json.dumps(data, indent=1, allow_nan=False) + "\n",
+        REPORT_MARKDOWN: to_markdown(report),
+        REPORT_HTML: to_html(data),
+    }
+    check_report_folder(folder)
+    with _explained(folder):
+        _write_all(folder.absolute(), texts)
+    return list(texts)
+
+
+def _write_all(folder: Path, texts: dict[str, str]) -> None:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    partials: dict[Path, Path] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            path = partial_path(folder / name)
+            partials[path] = folder / name
+            path.write_text(text, encoding="utf-8")
+        for partial, path in partials.items():
+            os.replace(partial, path)
+    except BaseException:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+        for path in missing:  # innermost first
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space there, or choose another place" if full else "choose another place"
+        raise UsageError(f"the report cannot be written to {folder} ({error.strerror or error}): {remedy}") from error

@@ -1,0 +1,43 @@
+"""The limits for readers: what each is called and, in a line, what it holds; the evidence is in report.json."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blockexport.compare.core.tolerances import MANY_POSITIONS, SOME_POSITIONS, TABLE
+
+
+class Limit(NamedTuple):
+    """A row of the table."""
+
+    title: str
+    value: float
+    line: str
+
+
+_WORDS = {
+    "rms_factor": ("rms error", f"of a check's positions together, over eager's; from {MANY_POSITIONS} positions on"),
+    "rms_factor_few": ("rms error of few positions", f"the same below {MANY_POSITIONS} positions"),
+    "rms_factor_fewest": ("rms error of very few positions", f"the same below {SOME_POSITIONS} positions"),
+    "max_factor": ("largest error", "at any single position, over eager's there"),
+    "tie_factor": ("tie", "another likeliest token, while the reference prefers its own by less than this many floors"),
+    "luck": ("least floor of a position", "of the median over the check's positions"),
+    "rounding_rms": ("least floor, rms", "of a unit in the last place: what writing the outputs rounded costs"),
+    "rounding_max": ("least floor, largest error", "the same, at a single position"),
+    "unchanged": ("unmoved", "units in the last place by which a value that nothing may move can move"),
+    "rope_units": ("RoPE table", "units of float32 by which an entry may differ from this machine's"),
+    "site_factor": ("value inside the graph", "its error over eager's in the same layer on the same input"),
+    "replayed": ("replay", "of the artifact's error: the replay counts as the artifact up to this distance from it"),
+    "named_factor": ("named defect", "the artifact's error against the model with the defect, over that model's noise"),
+    "explained": ("explained error", "of the artifact's error: a defect that leaves more is not named"),
+}
+
+
+def limits() -> list[Limit]:
+    """Every factor of tolerances.py."""
+    return [Limit(title_of_limit(name), entry.value, _WORDS.get(name, ("", ""))[1]) for name, entry in TABLE.items()]
+
+
+def title_of_limit(name: str) -> str:
+    """What the factor `name` is called."""
+    return _WORDS[name][0] if name in _WORDS else name.replace("_", " ")

@@ -1,0 +1,49 @@
+"""`report.md`: the verdict first, then the table, then what each check has to say."""
+
+from __future__ import annotations
+
+from blockexport.compare.report.report import Report
+from blockexport.compare.report.report_limits import limits
+from blockexport.compare.report.report_rows import HEADINGS, footnotes, full_sentence, table_rows
+
+
+def to_markdown(report: Report) -> str:
+    """The report as a page of Markdown."""
+    artifact, tokens = report.artifact, report.tokens
+    lines = [
+        f"# {str(report.verdict).capitalize()}",
+        "",
+        f"{report.summary}.",
+        "",
+        *_explanation(report),
+        *(line for note in report.notes for line in (f"Note: {note}.", "")),
+        f"- Backend: {artifact['backend']}; {artifact['arithmetic']['note']}.",
+        f"- Arithmetic is the target's: {'yes' if artifact['arithmetic']['is_target'] else 'no'}.",
+        f"- Artifact: {artifact['model_type']}, {artifact['precision']}, {artifact['max_sequence_length']} cache slots"
+        f"{', headless' if artifact['headless'] else ''}"
+        f"{', logits of the last position only' if artifact['last_logits_only'] else ''}.",
+        f"- Tokens: {tokens['count']}, {tokens['origin']}; a prefill of {tokens['prefill']}, {tokens['decode']} steps.",
+        "- Reference: eager PyTorch in float64 on the source's weights, whole sequence, no cache. Floor: eager "
+        "PyTorch's own error in the artifact's precision, along the same cached calls.",
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        f"|{'---|' * len(HEADINGS)}",
+        *(f"| {' | '.join(row.cells)} |" for row in table_rows(report)),
+        "",
+        *footnotes(report),
+        "",
+        *(f"- **{r.name}** ({r.verdict}): {r.message}." for r in report.checks),
+        *(f"- {name}: does not apply; {reason}." for name, reason in report.skipped),
+    ]
+    lines += ["", "## Limits", "", "What each rests on is in `report.json`, under `tolerances`.", ""]
+    lines += ["| limit | value | of what |", "|---|---|---|"]
+    lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in limits()]
+    lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]
+    return "\n".join(lines)
+
+
+def _explanation(report: Report) -> list[str]:
+    if report.explanation is None:
+        return []
+    said = [f"- {full_sentence(sentence)}" for sentence in report.explanation.sentences]
+    return ["## First difference and likely cause", "", *said, "", "## Checks", ""]

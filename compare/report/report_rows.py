@@ -1,0 +1,86 @@
+"""The rows of the result table, shared by the terminal and report.md."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blockexport.compare.core.tolerances import (
+    MANY_POSITIONS,
+    MAX_FACTOR,
+    RMS_FACTOR,
+    RMS_FACTOR_FEW,
+    RMS_FACTOR_FEWEST,
+    SOME_POSITIONS,
+)
+from blockexport.compare.report.report import Report
+
+HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "at", "ties")
+WEIGHTS = "(weights)"
+
+
+_LIMITS = (
+    f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions "
+    f"({RMS_FACTOR_FEW.value:g} below {MANY_POSITIONS} of them, {RMS_FACTOR_FEWEST.value:g} below {SOME_POSITIONS}), "
+    f"at most {MAX_FACTOR.value:g} for the largest difference at each position (shown: the worst, and where it is)."
+)
+
+
+class Row(NamedTuple):
+    """One line: the cells of `HEADINGS`; empty where a check has no such figure."""
+
+    cells: tuple[str, ...]
+    verdict: str
+
+
+def table_rows(report: Report) -> list[Row]:
+    """A row for each check, and one for what rounding the weights costs."""
+    rows = [Row((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
+    cost = report.weight_rounding
+    if cost is not None:
+        cells = (WEIGHTS, "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
+        rows.append(Row(cells, ""))
+    return rows
+
+
+def footnotes(report: Report) -> list[str]:
+    """What the table's columns and its last row are."""
+    notes = [_LIMITS] if any("rms_floor" in result.figures for result in report.checks) else []
+    if report.weight_rounding is not None:
+        precision = report.artifact["precision"]
+        notes.append(
+            f"{WEIGHTS} is what rounding the weights to {precision} costs by itself, in a float64 run: part of error "
+            "and floor alike."
+        )
+    return notes
+
+
+def _cells(figures: Any) -> tuple[str, ...]:
+    if "rms_floor" not in figures:
+        ties = figures.get("ties")
+        return ("", "", "", "", "", "", "", "" if ties is None else str(len(ties)))
+    return (
+        number(figures["rms"]),
+        number(figures["rms_floor"]),
+        _times(figures["rms_ratio"]),
+        number(figures["max"]),
+        number(figures["max_floor"]),
+        _times(figures["max_ratio"]),
+        str(figures["worst_position"]),
+        str(len(figures["ties"])),
+    )
+
+
+def _times(ratio: float) -> str:
+    """Hundredths where they matter."""
+    return f"{ratio:.2f}" if ratio < 100 else number(ratio)
+
+
+def number(value: float) -> str:
+    """Two significant digits, in at most six characters."""
+    mantissa, e, exponent = f"{value:.2g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def full_sentence(said: str) -> str:
+    """What was said in lower case and without a full stop, as a sentence."""
+    return f"{said[0].upper()}{said[1:]}."

@@ -1,0 +1,121 @@
+"""A bundle's ONNX file before anything runs it: is it there, whole, and the decoder that the manifest describes?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
+from blockexport.export.bundle.rope_file import COS, SIN
+from blockexport.models.errors import UsageError
+
+REMEDY = "Copy the whole bundle again, or export it again"
+
+_NAMES: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.INT64: "int64",
+}
+
+
+def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
+    """The bundle's graph; its weights stay in their files.
+
+    Raises:
+        UsageError: the file or one of weights is missing, cut off or damaged; or the graph's inputs and outputs are
+            not those of the manifest.
+    """
+    path = folder / ONNX_FILE
+    _require_file(path)
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, ValueError) as error:
+        raise UsageError(f"{path} is not a readable ONNX file ({error}). {REMEDY}") from error
+    if not model.graph.node:  # protobuf reads many another file as a message of unknown fields
+        raise UsageError(f"{path} is not a readable ONNX file (there is no graph in it). {REMEDY}")
+    _check_interface(path, "inputs", model.graph.input, manifest.inputs)
+    _check_interface(path, "outputs", model.graph.output, manifest.outputs)
+    for tensor in model.graph.initializer:
+        if tensor.name in (COS, SIN) and tensor.dims and tensor.dims[0] != manifest.rope_table_rows:
+            raise UsageError(
+                f"{path} has {tensor.dims[0]} rows in its RoPE table {tensor.name}, and the manifest says "
+                f"{manifest.rope_table_rows}. {REMEDY}"
+            )
+    _check_weights(path, model)
+    return model
+
+
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, and has to be a file. {REMEDY}")
+    if not path.is_file():
+        raise UsageError(f"{path} is missing. {REMEDY}")
+
+
+def _check_interface(path: Path, kind: str, values: Sequence[onnx.ValueInfoProto], listed: Sequence[Port]) -> None:
+    remedy = (
+        f"{REMEDY}; another tool's decoder is judged with `blockexport compare --onnx FILE --model CHECKPOINT`, and no "
+        "bundle"
+    )
+    names, wanted = [value.name for value in values], [port.name for port in listed]
+    if names != wanted:
+        raise UsageError(
+            f"{path} is not the decoder that the manifest describes: its {kind} are {_some(names)}, and the manifest "
+            f"lists {_some(wanted)}. {remedy}"
+        )
+    for value, port in zip(values, listed, strict=True):
+        found, expected = _declared(value), (port.dtype, _without_names(port.shape))
+        if found != expected:
+            raise UsageError(
+                f"{path} is not the decoder that the manifest describes: {value.name} of its {kind} is "
+                f"{_shown(*found)}, and the manifest says {_shown(*expected)}. {remedy}"
+            )
+
+
+def _declared(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | None, ...]]:
+    """Type and shape of an input or output; None is an axis of any size."""
+    tensor = value.type.tensor_type
+    number = int(tensor.elem_type)
+    shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+    return _NAMES.get(number) or f"ONNX type {number}", shape
+
+
+def _without_names(shape: Sequence[str | int]) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def _shown(dtype: str, shape: Sequence[int | None]) -> str:
+    return f"{dtype} [{', '.join('any' if size is None else str(size) for size in shape)}]"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The names, or the first few and how many there are."""
+    if len(names) <= 4:
+        return ", ".join(names) or "none"
+    return f"{', '.join(names[:4])} ... ({len(names)} in all)"
+
+
+def _check_weights(path: Path, model: onnx.ModelProto) -> None:
+    """Every piece of a weights file that the graph points to is there."""
+    sizes: dict[str, int] = {}
+    for tensor, where in _external(model):
+        name = where.get("location", "")
+        if name not in sizes:
+            _require_file(path.parent / name)
+            sizes[name] = (path.parent / name).stat().st_size
+        end = int(where.get("offset", 0)) + int(where.get("length", 0))
+        if end > sizes[name]:
+            raise UsageError(
+                f"{path.parent / name} has {sizes[name]} bytes and ends before {tensor.name}, which the graph reads up "
+                f"to byte {end}. {REMEDY}"
+            )
+
+
+def _external(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, dict[str, str]]]:
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield tensor, {entry.key: entry.value for entry in tensor.external_data}

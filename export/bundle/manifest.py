@@ -1,0 +1,256 @@
+"""`manifest.json`: what a bundle holds, what it was made from, and how its graph is to be fed.
+
+Every file of a bundle is listed with its sha256; a derived file also names the files it was made from, by hash. The
+manifest is written last, so a folder without one is not a bundle. It holds no date and no time: the same inputs and
+versions give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from blockexport.export.bundle.atomic_write import partial_path
+from blockexport.export.bundle.disk import disk_errors
+from blockexport.models import io_names
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.errors import UsageError
+from blockexport.models.precision import Precision
+from blockexport.models.strict_json import read_record
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+ONNX_FILE = "model.onnx"
+PT2_FILE = "model.pt2"
+_SHA256 = re.compile("[0-9a-f]{64}")
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+)
+_TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name, its type (`int64`, `float32`, ...), and its shape with symbolic axes by name.
+
+    `aliases`, on an output, is the input whose buffer it may share: the cache is updated in place.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    aliases: str | None = None
+
+    def __str__(self) -> str:
+        alias = f", in the place of {self.aliases}" if self.aliases else ""
+        return f"{self.name} ({self.dtype} [{', '.join(map(str, self.shape))}]{alias})"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a bundle. `made_from` maps names of files it was derived from to their sha256 at that time."""
+
+    sha256: str
+    bytes: int
+    made_from: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """The checkpoint a bundle was exported from; `digest` is `source_digest` of it at export time."""
+
+    kind: str
+    reference: str
+    digest: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole record. `files` are relative POSIX paths; the manifest itself is not among them."""
+
+    config: ModelConfig
+    source: SourceRecord
+    precision: Precision
+    max_sequence_length: int
+    rope_table_rows: int
+    headless: bool
+    last_logits_only: bool
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    weights_digest: str
+    files: dict[str, FileEntry]
+    conversion: dict[str, Any] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    engines: dict[str, Any] = field(default_factory=dict)  # file name -> EngineEntry of trt_engine.py, as JSON
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of the packages whose code shapes an artifact."""
+    return {name: importlib.metadata.version(name) for name in _TOOLS}
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def combined_digest(digests: Iterable[str]) -> str:
+    """One hex sha256 over several, in the given order."""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace a bundle's manifest atomically. A sealed bundle's is changed by `add_files`."""
+    partial = write_beside_manifest(folder, manifest)
+    try:
+        os.replace(partial, folder / MANIFEST)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_beside_manifest(folder: Path, manifest: Manifest) -> Path:
+    """A file that only has to be renamed to become the bundle's manifest.
+
+    Raises:
+        UsageError: the disk is full or cannot be written; no file is left then.
+    """
+    partial = partial_path(folder / MANIFEST)
+    try:
+        with disk_errors(folder):
+            text = json.dumps(manifest.to_json(), indent=2, sort_keys=True) + "\n"
+            partial.write_text(text, encoding="utf-8")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a bundle.
+
+    Raises:
+        UsageError: the folder is not a bundle, or one of a newer schema, or its manifest is damaged: a value is of
+            another type or out of range, or the interface it lists is not the one its own numbers give.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UsageError(_no_bundle(folder))
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is no object with keys")
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise UsageError(
+                f"{path} has schema version {version!r} and this blockexport reads {SCHEMA_VERSION}: "
+                "export the bundle again, or use the blockexport that wrote it"
+            )
+        manifest = read_record(Manifest, data, "")
+        check_manifest(manifest)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}. Copy the whole bundle again, or export it again") from error
+    return manifest
+
+
+def _no_bundle(folder: Path) -> str:
+    """Why a path without a manifest is no bundle, and what was probably meant."""
+    for parent in folder.parents:
+        if (parent / MANIFEST).is_file():
+            return f"{folder} is not a bundle, but a path inside of one: did you mean {parent}?"
+    if not folder.exists():
+        return f"{folder} is not a bundle: there is no such folder. `blockexport onnx MODEL -o {folder}` makes one"
+    if not folder.is_dir():
+        return (
+            f"{folder} is not a bundle: it is a file. `blockexport onnx MODEL -o BUNDLE` makes the folder that one is"
+        )
+    return f"{folder} is not a bundle: it has no {MANIFEST}. `blockexport onnx MODEL -o {folder}` makes one"
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Whether a manifest's numbers are possible, and its inputs and outputs those that its numbers give.
+
+    Raises:
+        ValueError: says which value is wrong, and what it has to be.
+    """
+    config, slots, rows = manifest.config, manifest.max_sequence_length, manifest.rope_table_rows
+    for name in _POSITIVE:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"config.{name} is {getattr(config, name)}, and must be above 0")
+    if config.sliding_window is not None and config.sliding_window < 1:
+        raise ValueError(f"config.sliding_window is {config.sliding_window}, and must be at least 1, or null")
+    if len(config.layer_types) not in (0, config.num_hidden_layers):
+        raise ValueError(
+            f"config.layer_types has {len(config.layer_types)} entries, and must have one for each of the "
+            f"{config.num_hidden_layers} layers, or none"
+        )
+    if not 1 <= slots <= rows:
+        raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
+    for path, entry in manifest.files.items():
+        _check_file(path, entry)
+    for kind, listed, ports in zip(
+        ("inputs", "outputs"), (manifest.inputs, manifest.outputs), interface(manifest), strict=True
+    ):
+        _check_ports(kind, listed, ports)
+
+
+def _check_file(name: str, entry: FileEntry) -> None:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise ValueError(f"files lists {name!r}, and must list none outside of the bundle")
+    for digest in (entry.sha256, *entry.made_from.values()):
+        if not _SHA256.fullmatch(digest):
+            raise ValueError(f"files[{name!r}] has the hash {digest!r}, and must have 64 hexadecimal digits")
+    if entry.bytes < 0:
+        raise ValueError(f"files[{name!r}].bytes is {entry.bytes}, and must be at least 0")
+
+
+def interface(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """The inputs and outputs that a decoder of the manifest's config, precision, slots and ends has."""
+    config, dtype = manifest.config, manifest.precision.dtype_name
+    axes = (io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS)
+    slots = (io_names.BATCH_AXIS, config.num_key_value_heads, manifest.max_sequence_length, config.head_dim)
+    past, present = (names(config.num_hidden_layers) for names in (io_names.past_names, io_names.present_names))
+    if manifest.headless:
+        first = Port(io_names.INPUTS_EMBEDS, dtype, (*axes, config.hidden_size))
+        result = Port(io_names.HIDDEN_STATES, dtype, (*axes, config.hidden_size))
+    else:
+        first = Port(io_names.INPUT_IDS, "int64", axes)
+        length = 1 if manifest.last_logits_only else io_names.SEQUENCE_AXIS
+        result = Port(io_names.LOGITS, dtype, (io_names.BATCH_AXIS, length, config.vocab_size))
+    inputs = (first, Port(io_names.POSITION_IDS, "int64", axes), *(Port(name, dtype, slots) for name in past))
+    outputs = (result, *(Port(name, dtype, slots, io_names.past_of(name)) for name in present))
+    return inputs, outputs
+
+
+def _check_ports(kind: str, listed: Sequence[Port], expected: Sequence[Port]) -> None:
+    if len(listed) != len(expected):
+        raise ValueError(f"it lists {len(listed)} {kind}, and a decoder of its config has {len(expected)}")
+    for have, want in zip(listed, expected, strict=True):
+        if have != want:
+            raise ValueError(
+                f"it lists {have} among its {kind}, where its own config, precision, max_sequence_length, headless and "
+                f"last_logits_only give {want}"
+            )

@@ -1,0 +1,191 @@
+"""Trace the three parts of a decoder with `torch.export`, on fake weights: entry, one block, exit.
+
+All blocks of a decoder have the same graph (what differs, the mask of a windowed layer, is an argument), so the time
+of a trace depends neither on depth nor on the size of the weights.
+
+Batch, sequence length and M are traced as three stand-in numbers that no other size of the model equals: wherever one
+appears in the graph, the size it stands for is meant. Symbols would say the same and take five times as long, nearly
+all of it in proofs about products of sizes; a test holds the result against a symbolic trace of the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from blockexport.models.block.cache import empty_cache
+from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.config.model_config import LayerType, ModelConfig
+from blockexport.models.precision import Precision
+
+
+class Sizes(NamedTuple):
+    """B, S and M of example inputs."""
+
+    batch: int
+    length: int
+    slots: int
+
+
+_TAKES_SIZES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.arange.default)
+_WHOLE_AXIS = 2**63 - 1  # the end of a slice that has none
+
+# torch.export freezes a dimension whose example is 0 or 1, and equal ones could be taken for the same.
+SMALL = Sizes(3, 5, 17)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A traced part: its aten graph, and the parameter behind each of its placeholders.
+
+    `inputs` are the placeholders to be fed, flattened, in call order; `parameters` maps the others to names relative to
+    the part; `sizes` maps each size that is not fixed, as it is written in the graph, to the (input, axis) that has it.
+    """
+
+    graph: torch.fx.Graph
+    inputs: tuple[str, ...]
+    parameters: dict[str, str]
+    sizes: dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `trace_parts` gives: `enter` and `leave` with parameter names of the whole model, `block` with its own."""
+
+    enter: Fragment
+    block: Fragment
+    leave: Fragment
+
+
+class _Enter(nn.Module):
+    def __init__(self, decoder: DecoderModel) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, inputs: torch.Tensor, position_ids: torch.Tensor, past_key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        return self.decoder.enter(inputs, position_ids, past_key)
+
+
+class _Leave(nn.Module):
+    def __init__(self, decoder: DecoderModel) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        return self.decoder.leave(x, position_ids)
+
+
+@contextmanager
+def fake_model(
+    config: ModelConfig, precision: Precision, *, headless: bool, last_logits_only: bool
+) -> Iterator[DecoderModel]:
+    """A decoder without memory behind its weights, and the fake mode it lives in."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = DecoderModel(config, SMALL.slots, headless=headless, last_logits_only=last_logits_only)
+        # A fake module cannot be converted with `.to`, and the default type is the whole process's: other threads
+        # may be reading weights meanwhile. Parameters of the right type are assigned instead.
+        dtype = precision.torch_dtype
+        typed = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
+        model.load_state_dict(typed, assign=True)
+        yield model.eval().requires_grad_(False)
+
+
+def example_inputs(
+    config: ModelConfig, precision: Precision, headless: bool, sizes: Sizes = SMALL
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Inputs, positions and caches of the given sizes (fake ones when called inside a fake mode)."""
+    batch, length, slots = sizes
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    embeds = torch.zeros(batch, length, config.hidden_size, dtype=precision.torch_dtype) if headless else ids
+    positions = torch.zeros(batch, length, dtype=torch.int64)
+    return embeds, positions, empty_cache(config, batch, slots, precision.torch_dtype)
+
+
+def trace_parts(config: ModelConfig, precision: Precision, *, headless: bool, last_logits_only: bool) -> Parts:
+    """Trace entry, block and exit of a decoder of `config` in `precision`. Needs no weights and almost no memory."""
+    sizes = _stand_ins(config)
+    with fake_model(
+        _one_layer_per_window(config), precision, headless=headless, last_logits_only=last_logits_only
+    ) as model:
+        inputs, positions, past = example_inputs(model.config, precision, headless, sizes)
+        stream = torch.zeros(sizes.batch * sizes.length, config.hidden_size, dtype=precision.torch_dtype)
+        mask = torch.zeros(sizes.batch, 1, sizes.length, sizes.slots, dtype=torch.bool)
+        step = Step(positions, positions[:, 0], mask, model.cos, model.sin)
+        return Parts(
+            enter=_trace(_Enter(model), (inputs, positions, past[0]), sizes),
+            block=_trace(model.model.layers[0], (stream, step, past[0], past[1]), sizes),
+            leave=_trace(_Leave(model), (stream, positions), sizes),
+        )
+
+
+def _stand_ins(config: ModelConfig) -> Sizes:
+    """Three primes that divide no size of the model, so that neither they nor their products are mistaken for one."""
+    taken = {value for value in vars(config).values() if isinstance(value, int)}
+    taken |= {heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)}
+    odd = count(1009, 2)
+    primes = (n for n in odd if all(n % k for k in range(3, math.isqrt(n) + 1, 2)))
+    batch, length, slots = islice((n for n in primes if all(size % n or not size for size in taken)), 3)
+    return Sizes(batch, length, slots)
+
+
+def _one_layer_per_window(config: ModelConfig) -> ModelConfig:
+    """The smallest config that needs the same masks as `config`."""
+    windowed: LayerType
+    kinds: list[LayerType] = []
+    for windowed in ("full_attention", "sliding_attention"):
+        if windowed in (config.layer_types or ("full_attention",)):
+            kinds.append(windowed)
+    return replace(config, num_hidden_layers=len(kinds), layer_types=tuple(kinds))
+
+
+def _trace(module: nn.Module, args: tuple[object, ...], sizes: Sizes) -> Fragment:
+    fragment = fragment_of(torch.export.export(module, args, strict=False), sizes)
+    _check_sizes(fragment, sizes)
+    return fragment
+
+
+def fragment_of(program: ExportedProgram, stand_ins: tuple[int, ...] = ()) -> Fragment:
+    """The graph of an exported program with its placeholders sorted into inputs and parameters.
+
+    Args:
+        program: with symbolic sizes, or with `stand_ins`.
+        stand_ins: numbers that stand for sizes that are not fixed.
+    """
+    signature = program.graph_signature
+    parameters = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    inputs = [str(name) for name in signature.user_inputs]
+    named = {name: target.removeprefix("decoder.") for name, target in parameters.items()}
+    return Fragment(program.graph, tuple(inputs), named, _sizes(program.graph, inputs, stand_ins))
+
+
+def _sizes(graph: torch.fx.Graph, inputs: list[str], stand_ins: tuple[int, ...]) -> dict[str, tuple[str, int]]:
+    """Where each size is read: from position_ids if it can be, for those are shared by all layers."""
+    found: dict[str, tuple[str, int]] = {}
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder" and node.name in inputs}
+    for name in sorted(placeholders, key=lambda name: "position_ids" not in name):
+        for axis, size in enumerate(placeholders[name].meta["val"].shape):
+            if isinstance(size, torch.SymInt) or size in stand_ins:
+                found.setdefault(str(size), (name, axis))
+    return found
+
+
+def _check_sizes(fragment: Fragment, sizes: Sizes) -> None:
+    """A stand-in, or a product of some, may only be an element of a shape: anywhere else its meaning would be lost."""
+    for node in fragment.graph.nodes:
+        for number in pytree.tree_leaves((node.args, node.kwargs)):
+            stands = isinstance(number, int) and abs(number) < _WHOLE_AXIS and any(number % n == 0 for n in sizes)
+            if stands and number and not (node.target in _TAKES_SIZES and str(number) in fragment.sizes):
+                raise AssertionError(f"{node.target} has {number}, which stands for a size, among its arguments")

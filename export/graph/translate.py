@@ -1,0 +1,239 @@
+"""From aten to the ONNX dialect: one small function per operator that a decoder uses, and nothing else.
+
+The two operators of our own become TensorScatter and RotaryEmbedding; an operator that is not in the table is refused
+by name. Meanings are those of ONNX opset 24, https://onnx.ai/onnx/operators/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from blockexport.export.graph.graph_builder import GraphBuilder
+from blockexport.export.graph.trace import Fragment
+
+aten = torch.ops.aten
+DTYPES = {
+    torch.float32: ir.DataType.FLOAT,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.int64: ir.DataType.INT64,
+    torch.bool: ir.DataType.BOOL,
+}
+_WHOLE_AXIS = 2**63 - 1
+
+Handler = Callable[["Stamp", torch.fx.Node], ir.Value]
+_HANDLERS: dict[Any, Handler] = {}
+
+
+def _translates(*targets: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(targets, handler))
+        return handler
+
+    return register
+
+
+class Stamp:
+    """One pass of a fragment into a graph: a fragment traced once can be stamped any number of times.
+
+    Args:
+        builder: the graph to add to.
+        fragment: the traced part.
+        inputs: a value for each of the fragment's inputs.
+        parameter: gives the graph's value for a parameter of the fragment.
+        prefix: what the names of the new nodes begin with, such as `model.layers.3`.
+    """
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        fragment: Fragment,
+        inputs: Sequence[ir.Value],
+        parameter: Callable[[str], ir.Value],
+        prefix: str,
+    ) -> None:
+        self.builder, self.fragment, self.prefix, self._parameter = builder, fragment, prefix, parameter
+        self._inputs = dict(zip(fragment.inputs, inputs, strict=True))
+        self._values: dict[str, ir.Value] = dict(self._inputs)
+
+    def run(self) -> list[ir.Value]:
+        """Translate every node; returns the fragment's outputs."""
+        for node in self.fragment.graph.nodes:
+            if node.op == "call_function" and node.target is not aten.sym_size.int:
+                handler = _HANDLERS.get(node.target)
+                if handler is None:
+                    raise NotImplementedError(f"no ONNX translation of {node.target} (in {self._place(node)})")
+                self._values[node.name] = handler(self, node)
+        output = next(node for node in self.fragment.graph.nodes if node.op == "output")
+        return [self.value(item) for item in output.args[0]]
+
+    def value(self, node: Any) -> ir.Value:
+        """The graph value of an fx node; a parameter enters the graph when it is first used."""
+        if node.name not in self._values:
+            self._values[node.name] = self._parameter(self.fragment.parameters[node.name])
+        return self._values[node.name]
+
+    def emit(
+        self, node: torch.fx.Node, op_type: str, inputs: Sequence[ir.Value | None], suffix: str = "", **attributes: Any
+    ) -> ir.Value:
+        """A node named after the module it came from and the aten operator it translates."""
+        return self.builder.node(op_type, inputs, self._place(node) + suffix, attributes)
+
+    def dtype(self, node: Any) -> ir.DataType:
+        """The ONNX type of an fx node's tensor."""
+        return DTYPES[node.meta["val"].dtype]
+
+    def ints(self, values: Sequence[int]) -> ir.Value:
+        """A constant int64 vector."""
+        return self.builder.constant(list(values), ir.DataType.INT64)
+
+    def is_fixed(self, size: Any) -> bool:
+        """Whether a size is the same in every run: a number that stands for no other."""
+        return isinstance(size, int) and str(size) not in self.fragment.sizes
+
+    def size(self, size: Any) -> ir.Value:
+        """A size that is not fixed as an int64 vector of one element, read off the shape of a shared input."""
+        name, axis = self.fragment.sizes[str(size if isinstance(size, int) else size.meta["val"])]
+        source = self._inputs[name]
+        return self.builder.node("Shape", [source], f"{source.name}.size_{axis}", {"start": axis, "end": axis + 1})
+
+    def _place(self, node: torch.fx.Node) -> str:
+        stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+        path = stack[-1].removeprefix("decoder").strip(".") if stack else ""
+        if path.startswith("_empty"):
+            path = ""
+        operator = node.target._schema.name.rpartition("::")[2]  # type: ignore[union-attr]
+        return ".".join(part for part in (self.prefix, path, operator) if part)
+
+
+def _args(node: torch.fx.Node) -> tuple[Any, ...]:
+    """A node's arguments; which type each has is fixed by the operator's schema and not known to the type checker."""
+    return node.args
+
+
+@_translates(aten.linear.default)
+def _linear(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    # Weights stay [out, in] as in the checkpoint: transB reads them so.
+    return stamp.emit(node, "Gemm", [stamp.value(arg) for arg in _args(node)], transB=1)
+
+
+@_translates(aten.rms_norm.default)
+def _rms_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, _, weight, eps = _args(node)
+    # stash_type 1: the mean of squares is taken in float32 whatever the input's type.
+    return stamp.emit(
+        node, "RMSNormalization", [stamp.value(x), stamp.value(weight)], axis=-1, epsilon=eps, stash_type=1
+    )
+
+
+@_translates(aten.embedding.default)
+def _embedding(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    return stamp.emit(node, "Gather", [stamp.value(arg) for arg in _args(node)], axis=0)
+
+
+@_translates(torch.ops.blockexport.cache_write.default)
+def _cache_write(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    return stamp.emit(node, "TensorScatter", [stamp.value(arg) for arg in _args(node)], axis=2, mode="linear")
+
+
+@_translates(torch.ops.blockexport.rotary_embedding.default)
+def _rotary_embedding(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, cos, sin, position_ids = (stamp.value(arg) for arg in _args(node))
+    # The tables are float32 and share their type with the input, so half precision turns in float32 between casts.
+    dtype = stamp.dtype(node)
+    if dtype != ir.DataType.FLOAT:
+        x = stamp.emit(node, "Cast", [x], ".widened", to=int(ir.DataType.FLOAT))
+    turned = stamp.emit(node, "RotaryEmbedding", [x, cos, sin, position_ids], interleaved=0)
+    if dtype == ir.DataType.FLOAT:
+        return turned
+    return stamp.emit(node, "Cast", [turned], ".narrowed", to=int(dtype))
+
+
+@_translates(aten.scaled_dot_product_attention.default)
+def _attention(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    query, key, value, mask = _args(node)
+    if node.kwargs != {"scale": 1.0, "enable_gqa": True}:
+        raise NotImplementedError(f"scaled_dot_product_attention with {node.kwargs}")
+    return stamp.emit(node, "Attention", [stamp.value(arg) for arg in (query, key, value, mask)], scale=1.0)
+
+
+@_translates(aten.silu.default)
+def _silu(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x = stamp.value(_args(node)[0])
+    return stamp.emit(node, "Mul", [x, stamp.emit(node, "Sigmoid", [x], ".sigmoid")])
+
+
+@_translates(aten.transpose.int)
+def _transpose(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, first, second = _args(node)
+    order = list(range(x.meta["val"].ndim))
+    order[first], order[second] = order[second], order[first]
+    return stamp.emit(node, "Transpose", [stamp.value(x)], perm=tuple(order))
+
+
+@_translates(aten.view.default, aten.reshape.default)
+def _reshape(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, sizes = _args(node)
+    if all(stamp.is_fixed(size) for size in sizes):
+        shape = stamp.ints(sizes)
+    else:
+        pieces = [stamp.ints([size]) if stamp.is_fixed(size) else stamp.size(size) for size in sizes]
+        shape = stamp.emit(node, "Concat", pieces, ".shape", axis=0)
+    return stamp.emit(node, "Reshape", [stamp.value(x), shape])
+
+
+@_translates(aten.unsqueeze.default)
+def _unsqueeze(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    return stamp.emit(node, "Unsqueeze", [stamp.value(_args(node)[0]), stamp.ints([_args(node)[1]])])
+
+
+@_translates(aten.select.int)
+def _select(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, axis, index = _args(node)
+    scalar = stamp.builder.constant(index, ir.DataType.INT64)
+    return stamp.emit(node, "Gather", [stamp.value(x), scalar], axis=axis)
+
+
+@_translates(aten.slice.Tensor)
+def _slice(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, _, start, end = _args(node)
+    if (start, end) != (0, _WHOLE_AXIS):
+        raise NotImplementedError(f"slice {start}:{end}")
+    return stamp.value(x)
+
+
+@_translates(aten.arange.default)
+def _arange(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    constant = stamp.builder.constant
+    end = stamp.emit(node, "Squeeze", [stamp.size(_args(node)[0])], ".end")
+    return stamp.emit(node, "Range", [constant(0, ir.DataType.INT64), end, constant(1, ir.DataType.INT64)])
+
+
+_BINARY: dict[Any, str] = {
+    aten.add.Tensor: "Add",
+    aten.sub.Tensor: "Sub",
+    aten.mul.Tensor: "Mul",
+    aten.le.Tensor: "LessOrEqual",
+    aten.gt.Tensor: "Greater",
+    aten.__and__.Tensor: "And",
+}
+
+
+@_translates(*_BINARY)
+def _binary(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    first, second = _args(node)
+    dtype, op_type = stamp.dtype(first), _BINARY[node.target]
+    if not isinstance(second, int | float):
+        return stamp.emit(node, op_type, [stamp.value(first), stamp.value(second)])
+    if float(np.asarray(second).astype(dtype.numpy())) == second or dtype == ir.DataType.FLOAT:
+        return stamp.emit(node, op_type, [stamp.value(first), stamp.builder.constant(second, dtype)])
+    # aten takes a Python number in float32 beside a half-precision tensor. Rounded to that type first, 1/sqrt(H) would
+    # be off on every score alike.
+    wide = stamp.emit(node, "Cast", [stamp.value(first)], ".widened", to=int(ir.DataType.FLOAT))
+    wide = stamp.emit(node, op_type, [wide, stamp.builder.constant(second, ir.DataType.FLOAT)])
+    return stamp.emit(node, "Cast", [wide], ".narrowed", to=int(dtype))

@@ -1,0 +1,64 @@
+"""Refuse, before TensorRT sees it, an ONNX file that TensorRT is known to misread, to ignore in part, or to crash on.
+
+Pure ONNX: no TensorRT is needed. Each rule says what TensorRT does with such a graph, as seen with TensorRT for RTX
+1.7.1. Tests build every graph that it takes silently, to show that the rule is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import onnx
+
+from blockexport.export.lint import trt_attention_rules as attention
+from blockexport.export.lint import trt_cache_rules as caches
+from blockexport.export.lint import trt_type_rules as types
+from blockexport.export.lint.cache_flow import CacheFlow
+from blockexport.export.lint.flat_graph import FlatGraph
+from blockexport.export.lint.graph_file import read_graph
+from blockexport.export.lint.lint_finding import Finding, Trap, gather
+from blockexport.models.errors import UsageError
+
+RULES: tuple[Callable[[CacheFlow], Iterator[Trap]], ...] = (
+    types.foreign_domain,
+    attention.kv_lengths,
+    attention.window,
+    attention.causal_over_cache,
+    attention.scale,
+    attention.form,
+    caches.stale_reads,
+    caches.cache_writes,
+    caches.cache_pairs,
+    types.half_statistics,
+    types.half_rope,
+)
+"""Every rule on a graph, in the order of the report."""
+
+
+def lint_file(path: Path) -> list[Finding]:
+    """Findings on an ONNX file; its external data is not read.
+
+    Raises:
+        UsageError: there is no such file, it is not ONNX, or its local functions call themselves.
+    """
+    return lint(read_graph(path))
+
+
+def lint(model: onnx.ModelProto) -> list[Finding]:
+    """Every finding, rule by rule; an empty list means that none of the known traps is in the graph."""
+    flow = CacheFlow(FlatGraph(model))
+    return gather(chain(types.function_names(model), *(rule(flow) for rule in RULES)))
+
+
+def require_clean(path: Path) -> None:
+    """The preflight of a build.
+
+    Raises:
+        UsageError: with every finding.
+    """
+    findings = lint_file(path)
+    if findings:
+        lines = "\n".join(f"  [{finding.rule}] {finding}" for finding in findings)
+        raise UsageError(f"{path} is not built, because TensorRT would not run it as written:\n{lines}")

@@ -1,0 +1,146 @@
+"""From a bundle to a serialised engine: preflight, parse, audit, build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
+from blockexport.export.lint.lint_graph import require_clean
+from blockexport.export.tensorrt.native_output import captured_stderr
+from blockexport.export.tensorrt.settled_memory import settle_memory
+from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
+from blockexport.export.tensorrt.trt_audit import Audit, audit
+from blockexport.export.tensorrt.trt_fusion import why_not_fused
+from blockexport.export.tensorrt.trt_network import (
+    Profile,
+    add_profiles,
+    attentions,
+    give_queries_their_own_positions,
+    parse,
+    set_key_value_lengths,
+)
+from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
+from blockexport.models.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build leaves beside the engine.
+
+    Attributes:
+        audit: what the network passed.
+        timing_cache: the one after the build, if one was asked for.
+        addresses_fixed: True where objects lay at the addresses that they have in every build.
+    """
+
+    audit: Audit
+    timing_cache: bytes | None
+    addresses_fixed: bool = False
+
+
+def build_engine(
+    adapter: Adapter,
+    folder: Path,
+    manifest: Manifest,
+    targets: Sequence[str],
+    profiles: Sequence[Profile],
+    options: BuildOptions,
+    progress: Progress = silent,
+) -> tuple[Any, Built]:
+    """Build an engine, a buffer, from the ONNX file in `folder`: the work of a process of its own (see `trt_process`).
+
+    Args:
+        adapter: the backend.
+        folder: a bundle, sealed or still staged.
+        manifest: its manifest.
+        targets: compute capabilities, from `Adapter.targets`.
+        profiles: optimisation profiles, in the engine's order.
+        options: the builder's options, checked against the backend here.
+        progress: called from TensorRT's progress monitor.
+
+    Raises:
+        UsageError: an option the backend lacks, a trap in the graph, a failed audit, or a build that TensorRT gives up.
+        NotJudgedError: it cannot be done on this machine.
+    """
+    adapter.check_options(options)
+    adapter.check_precision(manifest.precision, targets)
+    path = folder / ONNX_FILE
+    require_clean(path)
+    settle_memory()
+    progress("parsing", 0, 2)
+    builder = adapter.builder()
+    network, parser = parse(adapter, builder, path)
+    progress("parsing", 1, 2)
+    not_fused = why_not_fused(adapter, manifest, profiles, targets)
+    progress("parsing", 2, 2)
+    passed = audit(adapter, network, manifest, not_fused)
+    for attention in attentions(adapter, network):
+        attention.decomposable = not_fused is not None
+    if adapter.is_rtx:
+        give_queries_their_own_positions(adapter, network)
+    kept_alive = [parser, set_key_value_lengths(adapter, network) if options.key_value_lengths else None]
+    config = adapter.config(builder, targets, options)
+    add_profiles(builder, network, config, profiles)
+    monitor = _monitor(adapter.trt, progress)
+    config.progress_monitor = monitor
+    with captured_stderr():
+        engine = builder.build_serialized_network(network, config)
+    del kept_alive
+    if monitor.interrupt is not None:
+        raise monitor.interrupt
+    if engine is None:
+        raise _failure(adapter, adapter.log.drain(), options)
+    timing = None if options.timing_cache is None else bytes(config.get_timing_cache().serialize())
+    return engine, Built(passed, timing)
+
+
+def _failure(adapter: Adapter, error: str, options: BuildOptions) -> BlockexportError:
+    """What a build that came to nothing means for the user."""
+    reason = error.removeprefix("IBuilder::buildSerializedNetwork: ") or "it gives no reason"
+    out_of_memory = "out of memory" in reason.lower() or "OutOfMemory" in reason
+    if options.workspace_mib is not None and (out_of_memory or "workspace" in reason.lower()):
+        return UsageError(
+            f"{adapter.name} {adapter.version} finds no kernel within --workspace {options.workspace_mib} MiB: "
+            "give more, or leave the option out"
+        )
+    if out_of_memory:
+        return NotJudgedError(
+            f"{adapter.name} {adapter.version} ran out of memory while building ({reason}): choose a smaller "
+            "--max-batch-size or --max-prefill, or a machine with more memory"
+        )
+    return UsageError(
+        f"{adapter.name} {adapter.version} gave the build up: {reason}. The graph passed the preflight and the audit, "
+        "so please report this message"
+    )
+
+
+def _monitor(trt: Any, progress: Progress) -> Any:
+    """TensorRT's progress monitor, heard by `progress`; phases of few steps are left out."""
+    few = 4
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.interrupt: BaseException | None = None
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            steps = self._steps.get(phase_name, 0)
+            # An exception must not cross the library: it is kept, and the build asked to stop.
+            try:
+                if steps >= few:
+                    progress(phase_name.lower(), min(step + 1, steps), steps)
+            except BaseException as error:
+                self.interrupt = error
+            return self.interrupt is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return Monitor()

@@ -1,0 +1,216 @@
+"""Engines in a bundle: where they lie, and what the manifest says of them.
+
+An engine is `engines/<backend>-sm<capability>[-sm<capability> ...]-<precision>.engine`. The manifest lists it like any
+file (sha256, and the hashes of the graph and weights it was made from) and describes it under `engines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blockexport.export.bundle.atomic_write import partial_path, remove_abandoned
+from blockexport.export.bundle.bundle import add_files
+from blockexport.export.bundle.disk import check_free_space
+from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
+from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, ascending
+from blockexport.export.tensorrt.trt_build import Built
+from blockexport.export.tensorrt.trt_network import Profile
+from blockexport.models.errors import UsageError
+from blockexport.models.precision import Precision
+
+ENGINES = "engines"
+ROOM = 1.1  # an engine with weights to its weights, at least; small models have more overhead
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """What a user of an engine has to know; sha256, length and origin are in the manifest's entry of the file."""
+
+    backend: str
+    version: str
+    compute_capabilities: tuple[str, ...]
+    precision: Precision
+    profiles: tuple[Profile, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    weights_digest: str
+    options: dict[str, Any]
+    audit: dict[str, Any]
+    rebuild: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> EngineEntry:
+        """The inverse of `to_json`; unknown or missing keys raise TypeError or KeyError."""
+        values = dict(data)
+        values["precision"] = Precision(values["precision"])
+        values["compute_capabilities"] = tuple(values["compute_capabilities"])
+        values["profiles"] = tuple(
+            Profile(item["name"], tuple(item["batch_size"]), tuple(item["sequence_length"]))
+            for item in values["profiles"]
+        )
+        for key in ("inputs", "outputs"):
+            values[key] = tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
+        return cls(**values)
+
+
+def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
+    """Where an engine lies in its bundle."""
+    generations = "-".join(f"sm{target.replace('.', '')}" for target in ascending(targets))
+    return f"{ENGINES}/{backend}-{generations}-{precision.value}.engine"
+
+
+def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
+    """The engines of a bundle by file name.
+
+    Raises:
+        UsageError: an entry is damaged.
+    """
+    return {name: entry_of(manifest, name) for name in manifest.engines}
+
+
+def entry_of(manifest: Manifest, name: str) -> EngineEntry:
+    """What the manifest says of one engine.
+
+    Raises:
+        UsageError: its entry is damaged.
+    """
+    try:
+        return EngineEntry.from_json(manifest.engines[name])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"the manifest's entry of {name} is damaged ({error!r}): build that engine again, or take the entry out of "
+            f'"engines" in {MANIFEST}'
+        ) from error
+
+
+def engine_entry(
+    manifest: Manifest,
+    adapter: Adapter,
+    targets: Iterable[str],
+    profiles: Sequence[Profile],
+    options: BuildOptions,
+    built: Built,
+) -> EngineEntry:
+    """What the manifest is to say of an engine that was built from the bundle of `manifest`."""
+    return EngineEntry(
+        backend=adapter.name,
+        version=adapter.version,
+        compute_capabilities=ascending(targets),
+        precision=manifest.precision,
+        profiles=tuple(profiles),
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        weights_digest=manifest.weights_digest,
+        options=options.to_json(),
+        audit=built.audit.to_json(),
+        rebuild=adapter.rebuild_note(addresses_fixed=built.addresses_fixed),
+    )
+
+
+def check_sources(folder: Path, manifest: Manifest) -> None:
+    """Refuse to build from a graph or weights that are not those of the manifest.
+
+    Raises:
+        UsageError: a file is missing or has changed.
+    """
+    for name in sources_of(folder, manifest):
+        path, entry = folder / name, manifest.files[name]
+        if not path.is_file() or path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
+            raise UsageError(
+                f"{path} is missing or not the file that the manifest lists: an engine of it would prove nothing. "
+                "Export the bundle again"
+            )
+
+
+def sources_of(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """The graph and the files of its weights, each with its sha256.
+
+    Raises:
+        UsageError: the manifest lacks one of them.
+    """
+    graph = manifest.files.get(ONNX_FILE)
+    names = (ONNX_FILE, *(() if graph is None else graph.made_from))
+    for name in names:
+        if name not in manifest.files:
+            raise UsageError(
+                f"{folder / MANIFEST} does not list {name}, which an engine is built from: export the bundle again"
+            )
+    return {name: manifest.files[name].sha256 for name in names}
+
+
+@contextmanager
+def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bool = False) -> Iterator[Path]:
+    """An empty file beside the place of the engine `name`, to write it into and to hand to `place_engine`.
+
+    Whatever was not placed when the block is left is removed, and so is a folder of engines that holds none.
+
+    Args:
+        folder: the bundle.
+        manifest: the bundle's.
+        name: the engine's, from `engine_name`.
+        weightless: the engine is to have no weights, and hence needs little room.
+
+    Raises:
+        UsageError: something is in the way, the disk has no room for the engine, or the manifest's entry of another
+            engine is damaged.
+    """
+    for other in manifest.engines.keys() - {name}:
+        entry_of(manifest, other)
+    path = folder / name
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder and the engine is to lie there: remove it")
+    if not weightless:
+        weights = sum(manifest.files[source].bytes for source in sources_of(folder, manifest))
+        check_free_space(folder, int(weights * ROOM))
+    partial = partial_path(path)
+    _create(partial)
+    try:
+        remove_abandoned(path.parent)
+        remove_abandoned(folder)
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()  # leaves a folder that holds anything
+
+
+def _create(partial: Path) -> None:
+    """An empty file, and its folder; another process that failed may be removing the folder at this moment."""
+    while True:
+        try:
+            partial.parent.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise UsageError(f"{partial.parent} is no folder and engines are to lie there: remove it") from error
+        with suppress(FileNotFoundError):
+            return partial.touch(exist_ok=False)
+
+
+def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, built_from: Manifest) -> Manifest:
+    """Put a finished engine into its place and its entry into the manifest; an older one is replaced.
+
+    Args:
+        folder: the bundle.
+        partial: the engine, where `staged_engine` said.
+        name: the engine's, from `engine_name`.
+        entry: from `engine_entry`.
+        built_from: the manifest that the build began with.
+
+    Returns:
+        The new manifest, with all that other processes have entered meanwhile.
+
+    Raises:
+        UsageError: the bundle has another graph or other weights by now, or the disk is full. The bundle is as before.
+    """
+
+    def enter(manifest: Manifest) -> Manifest:
+        return replace(manifest, engines={**manifest.engines, name: entry.to_json()})
+
+    return add_files(folder, {name: partial}, sources_of(folder, built_from), enter)

@@ -1,0 +1,117 @@
+"""The text side of a bundle: tokenizer files copied from a checkpoint's folder, or rebuilt out of a GGUF file.
+
+A bundle without them still runs on token ids, so a checkpoint that has no tokenizer is no error: it is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from blockexport.export.tokenizer.gguf_tokenizer import rebuild_tokenizer
+from blockexport.export.tokenizer.sentencepiece_model import read_sentencepiece
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.errors import UsageError
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+SENTENCEPIECE = "tokenizer.model"
+
+_JSON_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", GENERATION_CONFIG)
+
+Note = Callable[[str], None]
+
+
+def _unheard(message: str) -> None:
+    """The default listener of notes."""
+
+
+def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _unheard) -> list[str]:
+    """Write the checkpoint's tokenizer into `folder`.
+
+    `generation_config.json` is always among the files: made from the config's token ids when the checkpoint has none.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        folder: an existing folder, the bundle being made.
+        note: is told what is missing, in one sentence, when the bundle will only take token ids.
+
+    Returns:
+        The names of the files written.
+
+    Raises:
+        UsageError: a file that is no JSON, or a GGUF tokenizer of an unknown kind.
+    """
+    if checkpoint.source.kind == "gguf":
+        from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint  # its library is slow to import
+
+        assert isinstance(checkpoint, GgufCheckpoint)
+        names = _write_all(rebuild_tokenizer(checkpoint.metadata), folder)
+    elif checkpoint.source.kind == "safetensors":
+        names = _copy_from(_checkpoint_folder(checkpoint), folder, note)
+    else:
+        note("random weights have no tokenizer: the bundle takes token ids only")
+        names = []
+    if GENERATION_CONFIG not in names:
+        names += _write_all({GENERATION_CONFIG: generation_config_of(checkpoint.config)}, folder)
+    return names
+
+
+def generation_config_of(config: ModelConfig) -> dict[str, Any]:
+    """A `generation_config.json` that says what the model's config says: BOS, EOS, greedy."""
+    values: dict[str, Any] = {"do_sample": False}
+    if config.bos_token_id is not None:
+        values["bos_token_id"] = config.bos_token_id
+    if config.eos_token_ids:
+        ends = list(config.eos_token_ids)
+        values["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return values
+
+
+def _checkpoint_folder(checkpoint: Checkpoint) -> Path:
+    """The folder of the weight files: for a Hugging Face id, the snapshot in the local cache."""
+    reference = Path(checkpoint.source.reference)
+    return reference if reference.is_dir() else checkpoint.source.files[0].parent
+
+
+def _copy_from(source: Path, folder: Path, note: Note) -> list[str]:
+    present = [name for name in _JSON_FILES if (source / name).is_file()]
+    for name in present:
+        _read_json(source / name)
+    names = [*present, *(name for name in (CHAT_TEMPLATE,) if (source / name).is_file())]
+    for name in names:
+        # The bytes as they are, without the source's permissions.
+        shutil.copyfile(source / name, folder / name)
+    if TOKENIZER in names:
+        return names
+    if not (source / SENTENCEPIECE).is_file():
+        note(f"{source} has no {TOKENIZER}: the bundle takes token ids only")
+        return names
+    try:
+        rebuilt = rebuild_tokenizer(read_sentencepiece(source / SENTENCEPIECE))
+    except UsageError as error:
+        note(f"{source} has {SENTENCEPIECE} and no {TOKENIZER}, and {error}: the bundle takes token ids only")
+        return names
+    # What the folder says itself stands: only what it lacks is added.
+    return names + _write_all({name: value for name, value in rebuilt.items() if name not in names}, folder)
+
+
+def _read_json(path: Path) -> None:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is no valid JSON ({error}): fetch the file again") from error
+
+
+def _write_all(files: dict[str, dict[str, Any]], folder: Path) -> list[str]:
+    for name, value in files.items():
+        # A tokenizer's hundred thousand entries take ten times as long to write with line breaks.
+        indent = None if name == TOKENIZER else 2
+        (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")
+    return list(files)

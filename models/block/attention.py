@@ -1,0 +1,100 @@
+"""Grouped-query attention over a static cache: the only place where positions exchange information.
+
+Ainslie et al. 2023, "GQA", https://arxiv.org/abs/2305.13245. Each key/value head serves N/K consecutive query heads.
+The three parts (project, cache, attend) are separate methods: a reference without a cache uses the first and last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockexport.models.block.cache import cache_write
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.rope import rotary_embedding
+from blockexport.models.config.model_config import ModelConfig
+
+
+class Attention(nn.Module):
+    """q, k, v projections, optional QK-norm, RoPE on q and k, scaled dot product, output projection.
+
+    Each step is a method, so that `compare/` can change one of them and ask what a file with that mistake would say.
+    """
+
+    norm_class: type[RMSNorm] = RMSNorm
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.heads, self.key_value_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_dim,
+        )
+        self.q_proj = nn.Linear(hidden, self.heads * head_dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * head_dim, hidden, bias=config.o_bias)
+        self.q_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def project(
+        self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [B, N, S, H], k and v [B, K, S, H] of the new tokens, q and k normed and turned, q scaled by 1/sqrt(H).
+
+        The scale goes onto q here, before the cache is touched: TensorRT's parser would otherwise multiply q and the
+        whole cached K by a half-precision square root of it.
+        """
+        q_BNSH = self.split(self.q_proj(x_TD), self.heads, self.q_norm, position_ids_BS)
+        k_BKSH = self.split(self.k_proj(x_TD), self.key_value_heads, self.k_norm, position_ids_BS)
+        v_BKSH = self.split(self.v_proj(x_TD), self.key_value_heads, None, position_ids_BS)
+        q_BNSH = self.turn(q_BNSH, position_ids_BS, cos, sin)
+        k_BKSH = self.turn(k_BKSH, position_ids_BS, cos, sin)
+        return q_BNSH * self.query_scale, k_BKSH, v_BKSH
+
+    @property
+    def query_scale(self) -> float:
+        """1/sqrt(H): keeps the variance of a score that of one entry."""
+        return float(self.head_dim**-0.5)
+
+    def split(
+        self, x_TE: torch.Tensor, heads: int, norm: RMSNorm | None, position_ids_BS: torch.Tensor
+    ) -> torch.Tensor:
+        """A projection [T, heads * H] as [B, heads, S, H], each head normed on the way where there is a norm."""
+        batch, length = position_ids_BS.shape
+        # View to (B, S, heads, H) and only then transpose: a direct view to (B, heads, S, H) has the right shape
+        # and mixes positions with heads.
+        x_BSNH = x_TE.view(batch, length, heads, self.head_dim)
+        return (x_BSNH if norm is None else norm(x_BSNH)).transpose(1, 2)
+
+    def turn(
+        self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """RoPE on heads [B, heads, S, H]."""
+        return rotary_embedding(x_BNSH, cos, sin, position_ids_BS)
+
+    def write(self, past_BKMH: torch.Tensor, update_BKSH: torch.Tensor, step: Step) -> torch.Tensor:
+        """The cache after the new tokens' entries went to their slots."""
+        return cache_write(past_BKMH, update_BKSH, step.write_indices_B)
+
+    def attend(
+        self, q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor
+    ) -> torch.Tensor:
+        """Softmax over the visible slots, mixed values, heads merged: [T, N*H]. A fused kernel stores no scores."""
+        mixed_BNSH = F.scaled_dot_product_attention(
+            q_BNSH, k_BKMH, v_BKMH, attn_mask=mask_B1SM, scale=1.0, enable_gqa=True
+        )
+        return mixed_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim)
+
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Attention output [T, D] and the two updated caches."""
+        q_BNSH, k_BKSH, v_BKSH = self.project(x_TD, step.position_ids_BS, step.cos, step.sin)
+        key_BKMH = self.write(past_key_BKMH, k_BKSH, step)
+        value_BKMH = self.write(past_value_BKMH, v_BKSH, step)
+        mixed = self.attend(q_BNSH, key_BKMH, value_BKMH, step.mask_B1SM)
+        return self.o_proj(mixed), key_BKMH, value_BKMH

@@ -1,0 +1,40 @@
+"""The pre-norm residual block: two sublayers that read a normed copy of the stream and add to it.
+
+Width never changes on the way: a position's vector is edited, not replaced.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from blockexport.models.block.attention import Attention
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.mlp import SwiGLU
+from blockexport.models.block.norm import RMSNorm
+from blockexport.models.config.model_config import ModelConfig
+
+
+class Block(nn.Module):
+    """`h = x + Attention(Norm(x))`, `out = h + MLP(Norm(h))`."""
+
+    norm_class: type[RMSNorm] = RMSNorm
+    attention_class: type[Attention] = Attention
+    mlp_class: type[SwiGLU] = SwiGLU
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = self.attention_class(config)
+        self.post_attention_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.mlp = self.mlp_class(config)
+
+    def forward(
+        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The stream [T, D] after the block (T = B * S), and the layer's key and value caches after the write."""
+        attended_TD, key_BKMH, value_BKMH = self.self_attn(
+            self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH
+        )
+        h_TD = x_TD + attended_TD
+        return h_TD + self.mlp(self.post_attention_layernorm(h_TD)), key_BKMH, value_BKMH

@@ -1,0 +1,112 @@
+"""The whole decoder in plain PyTorch: entry, L blocks, exit. Pure: the cache comes in and goes out.
+
+`enter`, the blocks and `leave` are the three parts the exporter traces; `forward` strings them together and is what
+"eager" means everywhere in this project. Parameter names are those of a Hugging Face checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockexport.models.block.block import Block
+from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.rope import rope_table
+from blockexport.models.config.model_config import ModelConfig
+
+
+class Stack(nn.Module):
+    """Embedding, blocks and final norm: what a Hugging Face checkpoint calls `model`."""
+
+    def __init__(self, config: ModelConfig, headless: bool) -> None:
+        super().__init__()
+        self.embed_tokens = None if headless else nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class DecoderModel(nn.Module):
+    """A decoder with a static cache as an argument.
+
+    Args:
+        config: dimensions and options.
+        table_rows: rows of the RoPE table; positions must stay below it.
+        headless: take `inputs_embeds` and give `hidden_states` (after the final norm) instead of ids and logits.
+        last_logits_only: project only the last position of each row.
+    """
+
+    def __init__(
+        self, config: ModelConfig, table_rows: int, *, headless: bool = False, last_logits_only: bool = False
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.headless = headless
+        self.last_logits_only = last_logits_only
+        self.windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
+        self.model = Stack(config, headless)
+        untied = not headless and not config.tie_word_embeddings
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
+        cos, sin = rope_table(config, table_rows)
+        self.cos: torch.Tensor
+        self.sin: torch.Tensor
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def enter(
+        self, inputs: torch.Tensor, position_ids_BS: torch.Tensor, past_key_BKMH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """The stream [T, D], write indices [B] and one mask [B, 1, S, M] per distinct window (`self.windows`).
+
+        M is read off a cache's own shape, so that nothing in the exported graph depends on its value.
+        """
+        embedded = inputs if self.model.embed_tokens is None else self.model.embed_tokens(inputs)
+        slots_M = torch.arange(past_key_BKMH.shape[2], device=position_ids_BS.device)
+        masks = [visible_slots(position_ids_BS, slots_M, window) for window in self.windows]
+        return embedded.reshape(-1, self.config.hidden_size), position_ids_BS[:, 0], masks
+
+    def leave(self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Logits [B, S, V] ([B, 1, V] with `last_logits_only`), or hidden states [B, S, D] of a headless stack."""
+        batch, length = position_ids_BS.shape
+        x_TD = self.model.norm(x_TD)
+        if self.headless or self.last_logits_only:
+            x_BSD = x_TD.view(batch, length, self.config.hidden_size)
+            if self.headless:
+                return x_BSD
+            x_TD, length = x_BSD[:, -1], 1
+        logits_TV = F.linear(x_TD, self.output_weight)
+        return logits_TV.view(batch, length, self.config.vocab_size)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The output projection [V, D]: the head's own, or the embedding it is tied to."""
+        if self.lm_head is not None:
+            return self.lm_head.weight
+        assert self.model.embed_tokens is not None
+        return self.model.embed_tokens.weight
+
+    def forward(
+        self, inputs: torch.Tensor, position_ids_BS: torch.Tensor, past_key_values: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """One forward pass.
+
+        Args:
+            inputs: int64 ids [B, S], or embeddings [B, S, D] when headless.
+            position_ids_BS: int64, contiguous in each row; a token's position is its cache slot.
+            past_key_values: 2L tensors [B, K, M, H], key and value of each layer in turn.
+
+        Returns:
+            Logits (or hidden states) and the 2L updated caches.
+        """
+        x_TD, write_indices_B, masks = self.enter(inputs, position_ids_BS, past_key_values[0])
+        present: list[torch.Tensor] = []
+        for i, layer in enumerate(self.model.layers):
+            mask = masks[self.windows.index(self.config.window_of(i))]
+            step = Step(position_ids_BS, write_indices_B, mask, self.cos, self.sin)
+            x_TD, key, value = layer(x_TD, step, past_key_values[2 * i], past_key_values[2 * i + 1])
+            present += [key, value]
+        return self.leave(x_TD, position_ids_BS), present

@@ -1,0 +1,29 @@
+"""The feed-forward half of a block: SwiGLU, which works on each position alone and holds most of the parameters.
+
+Shazeer 2020, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.05202
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockexport.models.config.model_config import ModelConfig
+
+
+class SwiGLU(nn.Module):
+    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, D -> F -> D."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, intermediate, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """[T, D] to [T, D]."""
+        gated_TF = F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD)
+        out_TD: torch.Tensor = self.down_proj(gated_TF)
+        return out_TD

@@ -1,0 +1,86 @@
+"""Rotary position embedding: pairs of a head's dimensions are turned by an angle that grows with the position.
+
+Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864. The pairing is the half-split one of Hugging Face
+checkpoints: dimension i turns with i + H/2. Readers of files that pair neighbours permute q_proj and k_proj on the way
+in, so no other convention exists past models/.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from blockexport.models.config.model_config import ModelConfig, RopeScaling
+
+
+def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+    """Radians per position of each pair, float32 [H/2], scaling applied.
+
+    Computed in float32 in the order transformers does it: a float64 table would be more exact and differ from what
+    the model was trained and is served with.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
+    inv_freq = 1.0 / (config.rope_theta**exponents)
+    return inv_freq if config.rope_scaling is None else _scaled(inv_freq, config.rope_scaling)
+
+
+def _scaled(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    if scaling.rope_type == "linear":
+        return inv_freq / scaling.factor
+    if scaling.rope_type == "freq_factors":
+        return inv_freq / torch.tensor(scaling.freq_factors, dtype=torch.float32)
+    return _llama3_scaled(inv_freq, scaling)
+
+
+def _llama3_scaled(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Llama 3.1: wavelengths beyond the old context are divided by `factor`, short ones kept, a ramp between.
+
+    Source: apply_scaling in meta-llama/llama-models, models/llama3/model.py.
+    """
+    old_context = scaling.original_max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / inv_freq
+    smooth = (old_context / wavelength - low) / (high - low)
+    ramp = (1 - smooth) * inv_freq / scaling.factor + smooth * inv_freq
+    stretched = torch.where(wavelength > old_context / low, inv_freq / scaling.factor, inv_freq)
+    between = (wavelength >= old_context / high) & (wavelength <= old_context / low)
+    return torch.where(between, ramp, stretched)
+
+
+def rope_table(config: ModelConfig, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of every position's angles, float32 [rows, H/2] each."""
+    positions = torch.arange(rows, dtype=torch.float32)
+    angles = positions[:, None] * inverse_frequencies(config)[None, :]
+    return angles.cos(), angles.sin()
+
+
+def rope_table_rows(config: ModelConfig, max_sequence_length: int) -> int:
+    """Rows a table needs so that M can later be re-declared anywhere in the model's own range."""
+    return max(max_sequence_length, config.max_position_embeddings)
+
+
+def _rotary_embedding(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_ids_BS: torch.Tensor
+) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    cos_B1SR, sin_B1SR = cos[position_ids_BS].unsqueeze(1), sin[position_ids_BS].unsqueeze(1)
+    # In half precision the turn is done in the table's float32; in float64 the table is widened.
+    first, second = x[..., :half], x[..., half:]
+    turned = torch.cat((first * cos_B1SR - second * sin_B1SR, second * cos_B1SR + first * sin_B1SR), dim=-1)
+    return turned.to(x.dtype)
+
+
+# An operator of its own with a body of plain aten: torch.export keeps it as one node, which becomes one ONNX
+# RotaryEmbedding, and run_decompositions() opens it for the .pt2.
+_library = torch.library.Library("blockexport", "FRAGMENT")
+_library.define("rotary_embedding(Tensor x, Tensor cos, Tensor sin, Tensor position_ids) -> Tensor")
+_library.impl("rotary_embedding", _rotary_embedding, "CompositeImplicitAutograd")
+
+
+def rotary_embedding(
+    x_BNSH: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_ids_BS: torch.Tensor
+) -> torch.Tensor:
+    """Turn the heads [B, heads, S, H] by the table's rows at `position_ids` [B, S] int64; type is kept."""
+    out: torch.Tensor = torch.ops.blockexport.rotary_embedding(x_BNSH, cos, sin, position_ids_BS)
+    return out

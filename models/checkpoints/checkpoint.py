@@ -1,0 +1,72 @@
+"""A checkpoint as the rest of the project sees it: a config, and tensors under Hugging Face names, read one at a time.
+
+The readers (safetensors, GGUF, random weights) live beside this file; `open_checkpoint` in `sources.py` picks one.
+Whatever the file's own conventions, `read` gives Hugging Face layout: [out, in] matrices, half-split RoPE pairs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockexport.models.config.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class FileSlice:
+    """Where a tensor's bytes lie verbatim: `length` bytes at `offset` (both in bytes) of the file `path`."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a checkpoint: its Hugging Face name, its safetensors type (`F32`, `F16`, `BF16`), its shape,
+    and where its bytes lie when they can be used as they are (None: they must be converted or made)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    location: FileSlice | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint came from, as recorded in a manifest. `reference` is the absolute path, Hugging Face id or
+    preset that opens it again; `files` are the weight files (none for random weights)."""
+
+    kind: str  # "safetensors", "gguf" or "random"
+    reference: str
+    files: tuple[Path, ...] = ()
+    seed: int | None = None  # of random weights
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint. Opening checks every name, shape and type against the config; values are read later."""
+
+    config: ModelConfig
+    source: Source
+    entries: Mapping[str, TensorEntry]  # every tensor the model uses, by Hugging Face name
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor `name` on the CPU in its entry's type and shape.
+
+        Raises UsageError when the file is damaged.
+        """

@@ -1,0 +1,172 @@
+"""A GGUF file as a checkpoint: llama.cpp's names, types and RoPE pairing turned into Hugging Face's.
+
+Names and the row order follow llama.cpp's conversion scripts (https://github.com/ggml-org/llama.cpp, `conversion/` and
+`gguf-py/gguf/constants.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
+from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
+from blockexport.models.config.config_gguf import config_from_gguf
+from blockexport.models.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotation frequencies, one per pair: llama3 scaling. They go into the config, not the weights."""
+
+_WHOLE = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": OUTPUT_HEAD}
+_IN_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_PERMUTED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
+
+_KEPT_TYPES = {
+    GGMLQuantizationType.F32: "F32",
+    GGMLQuantizationType.F16: "F16",
+    GGMLQuantizationType.BF16: "BF16",
+}
+
+
+class GgufCheckpoint(Checkpoint):
+    """The checkpoint in one .gguf file. F32, F16 and BF16 tensors keep their type, quantised ones become F32.
+
+    Attributes:
+        metadata: the file's key-value pairs, decoded when asked for; the tokenizer is in there.
+
+    Raises:
+        UsageError: the file is damaged, split, of an unknown architecture, or holds tensors that are missing,
+            unknown, of a wrong shape, or of a type that the gguf package does not dequantise.
+    """
+
+    metadata: Mapping[str, Any]
+
+    def __init__(self, path: Path) -> None:
+        path = path.absolute()
+        self.metadata, tensors = read_gguf(path)
+        self._path = path
+        _check_whole(path, self.metadata)
+        stored = {tensor.name: tensor for tensor in tensors}
+        factors = self._rope_factors(stored.pop(ROPE_FACTORS, None))
+        self.config = config_from_gguf(self.metadata, factors, stored.keys(), str(path))
+        # llama.cpp turns neighbouring pairs in its `llama` architecture (Llama, Mistral) and half-split ones elsewhere.
+        self._neighbour_pairs = self.metadata["general.architecture"] == "llama"
+        self._stored = {hugging_face_name(name): tensor for name, tensor in stored.items()}
+        found = {name: self._entry(name, tensor) for name, tensor in self._stored.items()}
+        self.entries: Mapping[str, TensorEntry] = needed_entries(found, self.config, str(path))
+        self.source = Source("gguf", str(path), (path,))
+
+    def read(self, name: str) -> torch.Tensor:
+        """See `Checkpoint.read`: dequantised, and q and k rows in half-split order."""
+        import torch
+
+        from blockexport.models.checkpoints.tensor_types import tensor_of
+
+        entry, stored = self.entries[name], self._stored[name]
+        if stored.ggml_type in _KEPT_TYPES:
+            tensor = tensor_of(FileSlice(self._path, stored.offset, stored.length), entry.dtype, entry.shape)
+        else:
+            tensor = torch.from_numpy(self._dequantised(stored))
+        if self._is_permuted(name):
+            return half_split_rows(tensor, self._heads_of(name))
+        return tensor
+
+    def _entry(self, name: str, stored: GgufTensor) -> TensorEntry:
+        kept = _KEPT_TYPES.get(stored.ggml_type)
+        if kept is None:
+            _check_dequantisable(stored, self._path)
+            return TensorEntry(name, "F32", stored.shape)
+        verbatim = None if self._is_permuted(name) else FileSlice(self._path, stored.offset, stored.length)
+        return TensorEntry(name, kept, stored.shape, verbatim)
+
+    def _is_permuted(self, name: str) -> bool:
+        return self._neighbour_pairs and _PERMUTED.fullmatch(name) is not None
+
+    def _heads_of(self, name: str) -> int:
+        query = ".q_proj." in name
+        return self.config.num_attention_heads if query else self.config.num_key_value_heads
+
+    def _dequantised(self, stored: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        block, block_bytes = GGML_QUANT_SIZES[stored.ggml_type]
+        # A plain array: each of the thousands of views that gguf takes of a memmap would carry its bookkeeping along.
+        raw = np.asarray(np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,)))
+        rows = raw.reshape(*stored.shape[:-1], stored.shape[-1] // block * block_bytes)
+        with np.errstate(all="ignore"):  # a scale that is not finite is refused with the tensor's name later
+            values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, stored.ggml_type)
+        return np.ascontiguousarray(values.reshape(stored.shape), dtype=np.float32)
+
+    def _rope_factors(self, stored: GgufTensor | None) -> tuple[float, ...] | None:
+        if stored is None:
+            return None
+        if stored.ggml_type is not GGMLQuantizationType.F32:
+            raise UsageError(f"{ROPE_FACTORS} in {self._path} has type {stored.ggml_type.name}; it must be F32")
+        values = np.memmap(self._path, np.dtype("<f4"), "r", stored.offset, stored.shape)
+        return tuple(values.ravel().tolist())
+
+
+def hugging_face_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; a name that has none comes back as it is, to be refused by it."""
+    if name in _WHOLE:
+        return _WHOLE[name]
+    match = _BLOCK_NAME.fullmatch(name)
+    if match is None or match[2] not in _IN_BLOCK:
+        return name
+    return f"model.layers.{match[1]}.{_IN_BLOCK[match[2]]}.{match[3]}"
+
+
+def half_split_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo llama.cpp's row order: within each head, rows (0, 1), (2, 3), ... are pairs; afterwards (i, i + H/2) are.
+
+    Args:
+        tensor: [heads * H, D] weights or [heads * H] biases.
+        heads: N for q, K for k.
+    """
+    pairs = tensor.shape[0] // heads // 2
+    return tensor.view(heads, pairs, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Before the config is read: the later parts of a split model have no more metadata than this."""
+    parts = metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise UsageError(
+            f"{path} is one of {parts} parts of a split model: join them first, "
+            "with llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`"
+        )
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise UsageError(f"{path} does not say its general.architecture. Download it again or convert it anew")
+
+
+def _check_dequantisable(stored: GgufTensor, path: Path) -> None:
+    """Ask the gguf package on one block of zeros, so that opening already tells."""
+    block_bytes = GGML_QUANT_SIZES[stored.ggml_type][1]
+    try:
+        dequantize(np.zeros((1, block_bytes), np.uint8), stored.ggml_type)
+    except NotImplementedError as error:
+        raise UsageError(
+            f"{stored.name} in {path} has type {stored.ggml_type.name}, which the gguf package does not dequantise: "
+            "take the model in another type, such as Q8_0, F16 or BF16"
+        ) from error

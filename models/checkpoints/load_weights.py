@@ -1,0 +1,74 @@
+"""A checkpoint's weights in the plain PyTorch decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.block.rope import rope_table_rows
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.checkpoints.weight_values import TensorLoss, check_no_overflow, convert
+from blockexport.models.progress import Progress, silent
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    max_sequence_length: int,
+    *,
+    headless: bool = False,
+    last_logits_only: bool = False,
+    progress: Progress = silent,
+) -> DecoderModel:
+    """The decoder with the checkpoint's weights in `dtype`, on the CPU, ready for inference.
+
+    No memory is spent on weights that are about to be replaced, and none on a copy where the file's type is `dtype`:
+    the parameters then map the file's pages.
+
+    Args:
+        checkpoint: where the weights come from.
+        dtype: of parameters and activations; the RoPE table stays in float32.
+        max_sequence_length: M, which the RoPE table must cover.
+        headless: leave out embedding and head.
+        last_logits_only: see `DecoderModel`.
+        progress: called per tensor.
+
+    Raises:
+        UsageError: a weight is not finite, or overflows in `dtype`.
+    """
+    config = checkpoint.config
+    rows = rope_table_rows(config, max_sequence_length)
+    with _uninitialised():
+        model = DecoderModel(config, rows, headless=headless, last_logits_only=last_logits_only)
+    model.requires_grad_(False)
+    names = expected_tensors(config, headless=headless)
+    state: dict[str, torch.Tensor] = {}
+    losses: list[TensorLoss] = []
+    for done, name in enumerate(names, start=1):
+        state[name], loss = convert(name, checkpoint.read(name), dtype)
+        losses.append(loss)
+        progress("loading weights", done, len(names))
+    check_no_overflow(losses, dtype)
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.eval()
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Within it, Linear and Embedding leave their weights as allocated: pages that are never touched cost nothing.
+
+    The meta device would do as well, but it loads torch's symbolic shapes to get there, a second of imports.
+    """
+    originals = [(module, module.reset_parameters) for module in (nn.Linear, nn.Embedding)]
+    for module, _ in originals:
+        module.reset_parameters = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module, original in originals:
+            module.reset_parameters = original  # type: ignore[method-assign]

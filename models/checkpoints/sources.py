@@ -1,0 +1,78 @@
+"""From what a user calls a model to an opened checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.config.presets import PRESETS
+from blockexport.models.errors import UsageError
+
+GGUF_SUFFIX = ".gguf"
+
+
+def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
+    """The checkpoint that `model` names. An existing path comes before a preset or a Hugging Face id of the same name.
+
+    Args:
+        model: a folder with config.json and safetensors, a .gguf file, a preset, or a Hugging Face id
+            (`organisation/name`, or `organisation/name@revision`).
+        seed: of a preset's random weights.
+
+    Raises:
+        UsageError: `model` is none of these, or what it names is damaged, incomplete or not supported.
+    """
+    path = Path(model).expanduser()
+    if model and path.exists():
+        return _open_path(path)
+    if model in PRESETS:
+        from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
+
+        return RandomCheckpoint(PRESETS[model].config, seed, model)
+    from blockexport.models.checkpoints.hub import fetch_from_hub, parse_hub_id
+
+    hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
+    if hub_id is None:
+        raise UsageError(
+            f"there is no model {model!r}: MODEL is a folder with config.json and safetensors, a .gguf file, "
+            f"a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset ({', '.join(sorted(PRESETS))})"
+        )
+    from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+
+    folder, reference = fetch_from_hub(hub_id)
+    return SafetensorsCheckpoint(folder, reference)
+
+
+def _open_path(path: Path) -> Checkpoint:
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix.lower() == GGUF_SUFFIX or _begins_like_gguf(path):
+        from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(path)
+    if path.suffix == ".safetensors" or path.name == "config.json":
+        raise UsageError(f"{path} is a part of a checkpoint: give its folder, {path.parent}")
+    raise UsageError(f"{path} is a file of no known kind: give a .gguf file, or a folder with config.json and weights")
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    if (folder / "config.json").exists():
+        from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+
+        return SafetensorsCheckpoint(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX)]
+    if "manifest.json" in names:
+        raise UsageError(f"{folder} is a bundle that was exported from a checkpoint: give the checkpoint itself")
+    if ggufs:
+        raise UsageError(f"{folder} has no config.json, but it holds GGUF: give the file, {folder / ggufs[0]}")
+    content = "is empty" if not names else "has no config.json"
+    raise UsageError(f"{folder} {content}: a checkpoint folder holds config.json and safetensors weights")
+
+
+def _begins_like_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,40 @@
+"""Element types by their safetensors names, in torch, and bytes of a file seen as a tensor."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from blockexport.models.checkpoints.checkpoint import FileSlice
+from blockexport.models.errors import UsageError
+
+TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def tensor_of(location: FileSlice, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The bytes at `location` as a tensor on the CPU, without a copy where the offset is aligned.
+
+    Its pages are mapped privately, so writing to the tensor never reaches the file, and are given back with it:
+    reading a file tensor by tensor never holds more than one.
+
+    Raises:
+        UsageError: the file has become unreadable or shorter than `location` says.
+    """
+    torch_type = TORCH_TYPES[dtype]
+    if location.length == 0:
+        return torch.empty(shape, dtype=torch_type)
+    lead = location.offset % mmap.ALLOCATIONGRANULARITY
+    try:
+        with location.path.open("rb") as file:
+            pages = mmap.mmap(
+                file.fileno(), lead + location.length, access=mmap.ACCESS_COPY, offset=location.offset - lead
+            )
+    except (OSError, ValueError) as error:  # ValueError: longer than the file
+        raise UsageError(
+            f"{location.path} cannot be read up to byte {location.offset + location.length}: {error}"
+        ) from error
+    if lead % torch_type.itemsize:
+        return torch.frombuffer(bytearray(pages[lead:]), dtype=torch_type).view(shape)
+    count = location.length // torch_type.itemsize
+    return torch.frombuffer(pages, dtype=torch_type, count=count, offset=lead).view(shape)

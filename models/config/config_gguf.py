@@ -1,0 +1,245 @@
+"""Metadata of a GGUF file into a ModelConfig, for the architectures llama (and mistral under that name), qwen2, qwen3.
+
+Source of the keys: `gguf.constants.Keys` of the gguf package and the GGUF specification,
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every `{architecture}.*` key is read, accepted at the one
+value that says nothing, or refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from blockexport.models.config.config_fields import MAX_LAYERS, RawFields, check_heads, derived_head_dim, shown
+from blockexport.models.config.model_config import LayerType, ModelConfig, RopeScaling
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+DEFAULT_ROPE_THETA = 10_000.0
+FILE_TYPE_DTYPES = {1: "float16", 32: "bfloat16"}  # every other stored type is read as float32
+
+HARMLESS_PREFIXES: dict[str, str] = {
+    "general.": "name, authors, licence and file type",
+    "tokenizer.": "read when the tokenizer is rebuilt",
+    "quantize.": "how the quantised values were chosen",
+    "imatrix.": "how the quantised values were chosen",
+    "mradermacher.": "a publisher's notes on the quantisation",
+}
+
+NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "expert_count": ((0,), "mixtures of experts are not implemented"),
+    "expert_used_count": ((0,), "mixtures of experts are not implemented"),
+    "nextn_predict_layers": ((0,), "layers that predict further tokens are not implemented"),
+    "use_parallel_residual": ((False,), "attention and MLP in parallel are not implemented"),
+    "pooling_type": ((0,), "it makes the model an encoder of whole texts"),
+    "attention.causal": ((True,), "only causal attention can be exported"),
+    "attention.max_alibi_bias": ((0.0,), "attention biases by distance are not implemented"),
+    "attention.clamp_kqv": ((0.0,), "clamped projections are not implemented"),
+    "attn_logit_softcapping": ((0.0,), "capped attention scores are not implemented"),
+    "final_logit_softcapping": ((0.0,), "capped logits are not implemented"),
+    "logit_scale": ((0.0, 1.0), "scaled logits are not implemented"),
+    "residual_scale": ((0.0, 1.0), "a scaled residual is not implemented"),
+    "embedding_scale": ((0.0, 1.0), "scaled embeddings are not implemented"),
+    "tensor_data_layout": (("Meta AI original pth",), "the rows of q and k would be in another order"),
+    "rope.scaling.attn_factor": ((1.0,), "it belongs to YaRN scaling, which is not implemented"),
+}
+"""Keys below the architecture that say nothing at these values and change the mathematics at any other."""
+
+
+def config_from_gguf(
+    fields: Mapping[str, Any],
+    freq_factors: tuple[float, ...] | None,
+    tensor_names: Collection[str],
+    where: str,
+) -> ModelConfig:
+    """Read decoded GGUF metadata.
+
+    Args:
+        fields: key to plain Python value.
+        freq_factors: the values of `rope_freqs.weight`, H/2 of them, when the file has that tensor.
+        tensor_names: the file's own tensor names; biases and an untied head are seen from them.
+        where: the file's name, for messages.
+
+    Raises:
+        UsageError: a key is missing, of the wrong type or range, unknown, in conflict with another, or asks for
+            something that is not implemented.
+    """
+    raw = RawFields(fields, where)
+    arch = raw.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise raw.error(f"architecture {arch!r} is not implemented; supported are {', '.join(ARCHITECTURES)}")
+    layers = raw.integer(f"{arch}.block_count", maximum=MAX_LAYERS)
+    hidden_size = raw.integer(f"{arch}.embedding_length")
+    heads = _same_in_all_layers(raw, f"{arch}.attention.head_count")
+    key_value_heads = _same_in_all_layers(raw, f"{arch}.attention.head_count_kv", heads)
+    head_dim = _head_dim(raw, arch, hidden_size, heads)
+    check_heads(raw, heads, key_value_heads, head_dim)
+    window, layer_types = _windows(raw, arch, layers)
+    config = ModelConfig(
+        model_type="mistral" if arch == "llama" and window else arch,
+        vocab_size=_vocab_size(raw, arch),
+        hidden_size=hidden_size,
+        intermediate_size=_same_in_all_layers(raw, f"{arch}.feed_forward_length"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=raw.integer(f"{arch}.context_length"),
+        rms_norm_eps=_decimal(raw.number(f"{arch}.attention.layer_norm_rms_epsilon")),
+        rope_theta=_decimal(raw.number(f"{arch}.rope.freq_base", DEFAULT_ROPE_THETA)),
+        rope_scaling=_rope_scaling(raw, arch, freq_factors, head_dim),
+        qkv_bias=_any_bias(tensor_names, "attn_q", "attn_k", "attn_v"),
+        o_bias=_any_bias(tensor_names, "attn_output"),
+        mlp_bias=_any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
+        qk_norm=arch == "qwen3",
+        sliding_window=window,
+        layer_types=layer_types,
+        tie_word_embeddings="output.weight" not in tensor_names,
+        dtype=FILE_TYPE_DTYPES.get(raw.integer("general.file_type", 0, minimum=0), "float32"),
+        bos_token_id=raw.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
+        eos_token_ids=_end_tokens(raw),
+    )
+    _refuse_the_rest(raw, arch, head_dim)
+    return config
+
+
+def _decimal(value: float) -> float:
+    """The shortest decimal that rounds to the float32 a GGUF file stores: 1e-05 for 9.999999747378752e-06.
+
+    The source's config said the decimal; with it the float64 reference is the same for both files.
+    """
+    stored = struct.pack("f", value)
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("f", short) == stored:
+            return short
+    return value
+
+
+def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) -> int:
+    """A number that GGUF lets differ between layers, as long as it does not."""
+    value = raw.get(key)
+    if not isinstance(value, list | tuple):
+        return raw.integer(key, default)
+    distinct = sorted(set(value))
+    if len(distinct) != 1:
+        raise raw.error(f"{key} differs between layers ({shown(value)}); only layers of one shape can be exported")
+    return RawFields({key: distinct[0]}, raw.where).integer(key)
+
+
+def _head_dim(raw: RawFields, arch: str, hidden_size: int, heads: int) -> int:
+    """H. Keys and values must have the same width, and RoPE must turn all of it."""
+    key_length, value_length = f"{arch}.attention.key_length", f"{arch}.attention.value_length"
+    stated = {key: raw.integer(key) for key in (key_length, value_length) if raw.has(key)}
+    head_dim = next(iter(stated.values())) if stated else derived_head_dim(raw, hidden_size, heads)
+    if len(set(stated.values())) > 1:
+        raise raw.error(
+            f"{key_length} is {stated[key_length]} and {value_length} is {stated[value_length]}; "
+            "only keys and values of one width can be exported"
+        )
+    # One of the two alone leaves the other at D / N.
+    if len(stated) == 1 and head_dim * heads != hidden_size:
+        key = next(iter(stated))
+        raise raw.error(f"{key} is {head_dim}, and the other width is left at {hidden_size} / {heads}; state both")
+    rotated = raw.integer(f"{arch}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise raw.error(
+            f"{arch}.rope.dimension_count is {rotated} and the head has {head_dim} dimensions; "
+            "rotating only part of a head is not implemented"
+        )
+    return head_dim
+
+
+def _vocab_size(raw: RawFields, arch: str) -> int:
+    key, tokens = f"{arch}.vocab_size", raw.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return raw.integer(key)
+    count = len(tokens)
+    stated = raw.integer(key, count) if count else raw.integer(key)
+    if count and stated != count:
+        raise raw.error(f"{key} is {stated} and tokenizer.ggml.tokens has {count} tokens; they must match")
+    return stated
+
+
+def _rope_scaling(
+    raw: RawFields, arch: str, freq_factors: tuple[float, ...] | None, head_dim: int
+) -> RopeScaling | None:
+    """Linear scaling from the metadata, or the factors of `rope_freqs.weight` (how llama3 scaling is stored)."""
+    prefix = f"{arch}.rope.scaling"
+    kind = raw.text(f"{prefix}.type", "none")
+    if kind not in ("none", "linear"):
+        raise raw.error(f"{prefix}.type {kind!r} is not implemented; supported are none, linear")
+    # Older files have the factor alone, under another name.
+    old = f"{arch}.rope.scale_linear"
+    if raw.has(old) and not raw.has(f"{prefix}.type") and raw.number(old) != 1.0:
+        kind = "linear"
+    raw.get(f"{prefix}.original_context_length")  # neither `linear` nor the factors depend on it
+    raw.get(f"{prefix}.finetuned")  # a note on the training
+    factor = _decimal(raw.number(f"{prefix}.factor", raw.number(old, 1.0)))
+    if raw.has(old) and _decimal(raw.number(old)) != factor:
+        raise raw.error(f"{prefix}.factor is {factor} and {old} is {raw.number(old)}; keep the one that is right")
+    if kind == "none" and factor != 1.0:
+        raise raw.error(f"{prefix}.factor is {factor} and {prefix}.type is 'none'; set the type to linear")
+    if freq_factors is None:
+        return RopeScaling("linear", factor=factor) if kind == "linear" else None
+    if kind == "linear" and factor != 1.0:
+        raise raw.error(f"{prefix}.type is 'linear' and there is a rope_freqs.weight; both at once are not implemented")
+    if len(freq_factors) != head_dim // 2:
+        raise raw.error(f"rope_freqs.weight has {len(freq_factors)} values; a head of {head_dim} needs {head_dim // 2}")
+    if not all(math.isfinite(f) and f > 0 for f in freq_factors):
+        raise raw.error(f"rope_freqs.weight is {shown(freq_factors)}; every factor must be finite and above zero")
+    return RopeScaling("freq_factors", freq_factors=freq_factors)
+
+
+def _windows(raw: RawFields, arch: str, layers: int) -> tuple[int | None, tuple[LayerType, ...]]:
+    """A window in a llama file is mistral's and for every layer; in a qwen file nothing says which layers have it."""
+    key, pattern_key = f"{arch}.attention.sliding_window", f"{arch}.attention.sliding_window_pattern"
+    window = raw.integer(key, 0, minimum=0)
+    pattern = raw.get(pattern_key)
+    if window == 0:
+        return None, ()
+    if pattern is not None:
+        if not isinstance(pattern, list | tuple) or len(pattern) != layers or {type(p) for p in pattern} != {bool}:
+            raise raw.error(f"{pattern_key} is {shown(pattern)}; it must be true or false for each of {layers} layers")
+        if not any(pattern):
+            return None, ()
+        types: tuple[LayerType, ...] = tuple("sliding_attention" if p else "full_attention" for p in pattern)
+        return window, types
+    if arch != "llama":
+        raise raw.error(
+            f"{key} is {window}, and nothing in the file says which layers have the window; "
+            "export from the Hugging Face checkpoint, whose config.json says it"
+        )
+    every: LayerType = "sliding_attention"
+    return window, (every,) * layers
+
+
+def _any_bias(tensor_names: Collection[str], *parts: str) -> bool:
+    """Whether any layer has one of these biases. If only some do, the check of the tensors names the missing ones."""
+    endings = tuple(f".{part}.bias" for part in parts)
+    return any(name.endswith(endings) for name in tensor_names)
+
+
+def _end_tokens(raw: RawFields) -> tuple[int, ...]:
+    """End of sequence, of turn and of message: a chat ends at any of them."""
+    keys = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+    ids = [raw.optional_integer(key, minimum=0) for key in keys]
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _refuse_the_rest(raw: RawFields, arch: str, head_dim: int) -> None:
+    for key, (allowed, why) in NEUTRAL.items():
+        raw.only(f"{arch}.{key}", allowed, why)
+    scale = f"{arch}.attention.scale"
+    if raw.has(scale) and not math.isclose(raw.number(scale), head_dim**-0.5, rel_tol=1e-6):
+        raise raw.error(f"{scale} is {raw.number(scale)}; only 1 / sqrt({head_dim}) can be exported")
+    if raw.integer("split.count", 0, minimum=0) > 1:
+        raise raw.error(f"this is one of {raw.get('split.count')} parts; merge them first (llama-gguf-split --merge)")
+    unknown = [k for k in raw.unused() if not k.startswith((*HARMLESS_PREFIXES, "split."))]
+    if unknown:
+        named = ", ".join(f"{key} = {shown(raw.get(key))}" for key in unknown)
+        raise raw.error(
+            f"unknown metadata: {named}. A key that is not understood may change what the model computes, so none is "
+            "skipped; if it has no effect on inference, remove it from a copy of the file"
+        )

@@ -1,0 +1,179 @@
+"""`config.json` of Hugging Face into a ModelConfig, for the families llama, mistral, qwen2 and qwen3.
+
+An absent key has the default transformers gives it in that family's configuration class. Every key is read, listed as
+harmless in `config_hf_keys.py`, or refused by name: one that is skipped in silence may change what the model computes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockexport.models.config.config_fields import MAX_LAYERS, RawFields, check_heads, derived_head_dim, shown
+from blockexport.models.config.config_hf_keys import HARMLESS, NEUTRAL
+from blockexport.models.config.config_rope import rope_from_hf
+from blockexport.models.config.config_windows import windows_from_hf
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.errors import UsageError
+
+DTYPES = ("float32", "float16", "bfloat16")
+SILU_NAMES = ("silu", "swish")  # transformers' ACT2FN has the one function under both names
+
+
+@dataclass(frozen=True)
+class Family:
+    """What transformers assumes for a model type when the key is absent."""
+
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None  # None: as many as attention heads
+    head_dim: int | None = None  # None: D / N
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(2048, bos_token_id=1, eos_token_ids=(2,)),
+    "mistral": Family(131_072, num_key_value_heads=8, bos_token_id=1, eos_token_ids=(2,)),
+    "qwen2": Family(32_768, num_key_value_heads=32),
+    "qwen3": Family(32_768, num_key_value_heads=32, head_dim=128),
+}
+
+
+def read_hf_config(folder: Path) -> ModelConfig:
+    """The `config.json` of a folder. Raises UsageError when it is missing, is not a JSON object, or is refused."""
+    path = folder / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_repeated_key)
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: there is no config.json; MODEL must be a Hugging Face model folder") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not valid JSON ({error}); fetch the file again") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: holds {shown(data)}; a config.json is one JSON object")
+    return config_from_hf(data, str(path))
+
+
+def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated!r} appears more than once")
+    return data
+
+
+def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
+    """Read a parsed `config.json`.
+
+    Args:
+        data: the JSON object.
+        where: the file's name, for messages.
+
+    Raises:
+        UsageError: a key is missing, of the wrong type or range, unknown, in conflict with another, or asks for
+            something that is not implemented.
+    """
+    fields = RawFields(data, where)
+    model_type = _model_type(fields)
+    family = FAMILIES[model_type]
+    hidden_size = fields.integer("hidden_size")
+    layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    heads = fields.integer("num_attention_heads")
+    key_value_heads = fields.optional_integer("num_key_value_heads", family.num_key_value_heads) or heads
+    head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
+    check_heads(fields, heads, key_value_heads, head_dim)
+    max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
+    rope_theta, rope_scaling = rope_from_hf(fields, max_position_embeddings)
+    window, layer_types = windows_from_hf(fields, model_type, layers)
+    qkv_bias, o_bias, mlp_bias = _biases(fields, model_type)
+    config = ModelConfig(
+        model_type=model_type,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        hidden_act=_hidden_act(fields),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=model_type == "qwen3",
+        sliding_window=window,
+        layer_types=layer_types,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        dtype=_dtype(fields),
+        bos_token_id=fields.optional_integer("bos_token_id", family.bos_token_id, minimum=0),
+        eos_token_ids=fields.token_ids("eos_token_id", family.eos_token_ids),
+    )
+    _refuse_the_rest(fields)
+    return config
+
+
+def _model_type(fields: RawFields) -> str:
+    model_type = fields.text("model_type")
+    if model_type not in FAMILIES:
+        raise fields.error(f"model_type {model_type!r} is not implemented; supported are {', '.join(FAMILIES)}")
+    return model_type
+
+
+def _hidden_act(fields: RawFields) -> str:
+    act = fields.text("hidden_act", "silu")
+    if act not in SILU_NAMES:
+        raise fields.error(f"hidden_act {act!r} is not implemented; supported are {', '.join(SILU_NAMES)}")
+    return "silu"
+
+
+def _dtype(fields: RawFields) -> str:
+    """The new key `dtype` or the old `torch_dtype`; float32 when neither is given."""
+    given = {key: fields.get(key) for key in ("dtype", "torch_dtype")}
+    for key, value in given.items():
+        if value is not None and value not in DTYPES:
+            raise fields.error(f"{key} is {shown(value)}; supported are {', '.join(DTYPES)}")
+    new, old = given["dtype"], given["torch_dtype"]
+    if new and old and new != old:
+        raise fields.error(f"dtype is {new!r} and torch_dtype is {old!r}; keep the one that is right")
+    return str(new or old or "float32")
+
+
+def _biases(fields: RawFields, model_type: str) -> tuple[bool, bool, bool]:
+    """Whether q, k, v have biases, whether o has one, and whether the MLP has them."""
+    if model_type == "llama":
+        attention_bias = fields.flag("attention_bias", False)
+        return attention_bias, attention_bias, fields.flag("mlp_bias", False)
+    fields.only("mlp_bias", (False,), f"{model_type} has no biases in its MLP")
+    if model_type == "qwen3":
+        attention_bias = fields.flag("attention_bias", False)
+        return attention_bias, attention_bias, False
+    if model_type == "qwen2":
+        fields.only("attention_bias", (True,), "qwen2 always has biases on q, k and v, and none on o")
+        return True, False, False
+    fields.only("attention_bias", (False,), "mistral has no biases in its attention")
+    return False, False, False
+
+
+def _refuse_the_rest(fields: RawFields) -> None:
+    """Let the harmless keys pass and name every other."""
+    for key, (allowed, why) in NEUTRAL.items():
+        fields.only(key, allowed, why)
+    unknown = [key for key in fields.unused() if key not in HARMLESS]
+    if not unknown:
+        return
+    close = difflib.get_close_matches(unknown[0], fields.used | set(HARMLESS), n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    named = ", ".join(f"{key} = {shown(fields.get(key))}" for key in unknown)
+    raise fields.error(
+        f"unknown: {named}{hint}. A key that is not understood may change what the model computes, so none is "
+        "skipped; if it has no effect on inference, remove it from a copy of the file"
+    )

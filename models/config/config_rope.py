@@ -1,0 +1,117 @@
+"""RoPE settings of a Hugging Face `config.json`, in the old form (`rope_theta`, `rope_scaling`) and the new
+(`rope_parameters`, flat or per layer type), resolved as transformers' modeling_rope_utils.py resolves them.
+
+Where transformers would let one of two disagreeing keys win, both are named and the config is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from blockexport.models.config.config_fields import RawFields, shown
+from blockexport.models.config.model_config import RopeScaling
+
+DEFAULT_ROPE_THETA = 10_000.0
+ROPE_TYPES = ("default", "linear", "llama3")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+class Rope(NamedTuple):
+    """Base of the frequencies (None: not stated here) and how they are stretched (None: not at all)."""
+
+    theta: float | None
+    scaling: RopeScaling | None
+
+
+def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float, RopeScaling | None]:
+    """`rope_theta` and the scaling. Raises UsageError for an unknown RoPE type or keys that disagree."""
+    outer_original = fields.optional_integer("original_max_position_embeddings")
+    found: list[tuple[str, Rope]] = []
+    for key in ("rope_parameters", "rope_scaling"):
+        value = fields.get(key)
+        if value is None or value == {}:
+            continue
+        if not isinstance(value, Mapping):
+            raise fields.error(f"{key} is {shown(value)}; it must be an object or null")
+        found.append((key, _parse(fields, key, value, outer_original, max_position_embeddings)))
+    if len(found) == 2 and found[0][1].scaling != found[1][1].scaling:
+        raise fields.error(
+            f"rope_parameters {shown(fields.get('rope_parameters'))} and rope_scaling "
+            f"{shown(fields.get('rope_scaling'))} disagree; keep the one that is right"
+        )
+    thetas = [(f"{key}.rope_theta", rope.theta) for key, rope in found if rope.theta is not None]
+    if fields.has("rope_theta"):
+        thetas.append(("rope_theta", fields.number("rope_theta")))
+    for name, theta in thetas[1:]:
+        if theta != thetas[0][1]:
+            raise fields.error(f"{thetas[0][0]} is {thetas[0][1]} and {name} is {theta}; keep the one that is right")
+    scaling = found[0][1].scaling if found else None
+    return (thetas[0][1] if thetas and thetas[0][1] is not None else DEFAULT_ROPE_THETA), scaling
+
+
+def _parse(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int) -> Rope:
+    """One object, or one object per layer type as long as they all say the same."""
+    if not any(layer_type in value for layer_type in LAYER_TYPES):
+        return _parse_flat(fields, key, value, outer, max_position)
+    parsed: list[Rope] = []
+    for layer_type, inner in value.items():
+        if layer_type not in LAYER_TYPES or not isinstance(inner, Mapping):
+            raise fields.error(
+                f"{key}.{layer_type} is {shown(inner)}; RoPE per layer type is an object under each of "
+                f"{', '.join(LAYER_TYPES)} and nothing else"
+            )
+        parsed.append(_parse_flat(fields, f"{key}.{layer_type}", inner, outer, max_position))
+    if any(rope != parsed[0] for rope in parsed):
+        named = " and ".join(f"{key}.{layer_type} is {shown(inner)}" for layer_type, inner in value.items())
+        raise fields.error(f"{named}; only one RoPE for all layers can be exported")
+    return parsed[0]
+
+
+def _parse_flat(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int) -> Rope:
+    inner = RawFields({f"{key}.{name}": item for name, item in value.items()}, fields.where)
+    rope_type = _rope_type(inner, key)
+    theta = inner.number(f"{key}.rope_theta") if inner.has(f"{key}.rope_theta") else None
+    inner.only(f"{key}.partial_rotary_factor", (1, 1.0), "rotating only part of a head is not implemented")
+    scaling: RopeScaling | None = None
+    if rope_type == "linear":
+        scaling = RopeScaling("linear", factor=inner.number(f"{key}.factor"))
+        inner.get(f"{key}.original_max_position_embeddings")  # linear scaling treats every position alike
+    elif rope_type == "llama3":
+        scaling = _llama3(inner, key, outer, max_position)
+    if unused := inner.unused():
+        raise fields.error(
+            f"{', '.join(unused)} means nothing to RoPE of type {rope_type!r}; remove it, or correct the type"
+        )
+    return Rope(theta, scaling)
+
+
+def _rope_type(inner: RawFields, key: str) -> str:
+    new, old = f"{key}.rope_type", f"{key}.type"
+    rope_type = inner.text(new, inner.text(old, "default"))
+    if inner.has(old) and inner.text(old) != rope_type:
+        raise inner.error(f"{new} is {rope_type!r} and {old} is {inner.text(old)!r}; keep the one that is right")
+    if rope_type not in ROPE_TYPES:
+        raise inner.error(f"RoPE of type {rope_type!r} is not implemented; supported are {', '.join(ROPE_TYPES)}")
+    return rope_type
+
+
+def _llama3(inner: RawFields, key: str, outer: int | None, max_position: int) -> RopeScaling:
+    name = f"{key}.original_max_position_embeddings"
+    original = inner.integer(name, outer or max_position)
+    if outer is not None and original != outer:
+        raise inner.error(
+            f"{name} is {original} and original_max_position_embeddings is {outer}; keep the one that is right"
+        )
+    low, high = inner.number(f"{key}.low_freq_factor"), inner.number(f"{key}.high_freq_factor")
+    if low >= high:
+        raise inner.error(
+            f"{key}.low_freq_factor is {low} and {key}.high_freq_factor is {high}; the first must be the smaller one"
+        )
+    return RopeScaling(
+        "llama3",
+        factor=inner.number(f"{key}.factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=original,
+    )

@@ -1,0 +1,163 @@
+"""The operators that move, compare or combine elements, and the one table of all that the replay knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from blockexport.runtime.replay.replay_call import Call, Kernel
+from blockexport.runtime.replay.replay_kernels import KERNELS
+
+
+def _binary(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Kernel:
+    def kernel(call: Call) -> torch.Tensor:
+        call.same_type(0, 1)
+        return function(call.need(0), call.need(1))
+
+    return kernel
+
+
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Kernel:
+    return lambda call: function(call.need(0))
+
+
+def _divide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    # Integers divide towards zero.
+    return left / right if left.is_floating_point() else torch.div(left, right, rounding_mode="trunc")
+
+
+def _cast(call: Call) -> torch.Tensor:
+    return call.need(0).to(call.dtype_attribute("to", 1))
+
+
+def _reshape(call: Call) -> torch.Tensor:
+    x, sizes = call.need(0), call.ints(1)
+    if not call.attribute("allowzero", 0):
+        sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
+    return x.reshape(sizes)
+
+
+def _transpose(call: Call) -> torch.Tensor:
+    x = call.need(0)
+    return x.permute(*call.attribute("perm", tuple(reversed(range(x.ndim)))))
+
+
+def _shape(call: Call) -> torch.Tensor:
+    sizes = list(call.need(0).shape)
+    return torch.tensor(sizes[call.attribute("start", 0) : call.attribute("end", len(sizes))], dtype=torch.int64)
+
+
+def _concat(call: Call) -> torch.Tensor:
+    call.same_type(*range(len(call.inputs)))
+    return torch.cat([call.need(i) for i in range(len(call.inputs))], dim=int(call.attribute("axis")))
+
+
+def _gather(call: Call) -> torch.Tensor:
+    x, indices, axis = call.need(0), call.need(1), int(call.attribute("axis", 0))
+    size = x.shape[axis]
+    if indices.numel() and not -size <= int(indices.min()) <= int(indices.max()) < size:
+        raise call.refuse(f"indices {int(indices.min())}..{int(indices.max())} leave an axis of {size}")
+    flat = torch.where(indices < 0, indices + size, indices).reshape(-1)
+    picked = x.index_select(axis, flat)
+    axis %= x.ndim
+    return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+def _squeeze(call: Call) -> torch.Tensor:
+    x = call.need(0)
+    return x.squeeze() if call.given(1) is None else x.squeeze(call.ints(1))
+
+
+def _unsqueeze(call: Call) -> torch.Tensor:
+    x, axes = call.need(0), call.ints(1)
+    rank = x.ndim + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _range(call: Call) -> torch.Tensor:
+    call.same_type(0, 1, 2)
+    start, limit, delta = (call.need(i).item() for i in range(3))
+    return torch.arange(start, limit, delta, dtype=call.need(0).dtype)
+
+
+def _where(call: Call) -> torch.Tensor:
+    call.same_type(1, 2)
+    return torch.where(call.need(0), call.need(1), call.need(2))
+
+
+def _expand(call: Call) -> torch.Tensor:
+    sizes = torch.broadcast_shapes(call.need(0).shape, tuple(call.ints(1)))
+    return call.need(0).expand(sizes)
+
+
+def _tile(call: Call) -> torch.Tensor:
+    return call.need(0).repeat(*call.ints(1))
+
+
+def _slice(call: Call) -> torch.Tensor:
+    x, starts, ends = call.need(0), call.ints(1), call.ints(2)
+    axes = call.ints(3) if call.given(3) is not None else list(range(len(starts)))
+    steps = call.ints(4) if call.given(4) is not None else [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        kept = torch.arange(x.shape[axis])[slice(start, end)] if step == 1 else None
+        if kept is None:
+            raise call.refuse(f"a step of {step} is not implemented")
+        x = x.index_select(axis, kept)
+    return x
+
+
+def _constant(call: Call) -> torch.Tensor:
+    value: torch.Tensor = call.attribute("value")
+    if value is None:
+        raise call.refuse("only a constant given as a tensor is implemented")
+    return value
+
+
+def _constant_of_shape(call: Call) -> torch.Tensor:
+    value: torch.Tensor | None = call.attribute("value")
+    return torch.zeros(call.ints(0)) if value is None else value.expand(call.ints(0))
+
+
+OPERATORS: dict[str, Kernel] = {
+    **KERNELS,
+    "Add": _binary(torch.add),
+    "And": _binary(torch.logical_and),
+    "Cast": _cast,
+    "Concat": _concat,
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "Div": _binary(_divide),
+    "Equal": _binary(torch.eq),
+    "Erf": _unary(torch.erf),
+    "Expand": _expand,
+    "Gather": _gather,
+    "Greater": _binary(torch.gt),
+    "GreaterOrEqual": _binary(torch.ge),
+    "Identity": _unary(lambda x: x),
+    "Less": _binary(torch.lt),
+    "LessOrEqual": _binary(torch.le),
+    "Max": _binary(torch.maximum),
+    "Min": _binary(torch.minimum),
+    "Mul": _binary(torch.mul),
+    "Neg": _unary(torch.neg),
+    "Not": _unary(torch.logical_not),
+    "Or": _binary(torch.logical_or),
+    "Range": _range,
+    "Reciprocal": _unary(torch.reciprocal),
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Sigmoid": _unary(torch.sigmoid),
+    "Slice": _slice,
+    "Sqrt": _unary(torch.sqrt),
+    "Squeeze": _squeeze,
+    "Sub": _binary(torch.sub),
+    "Tanh": _unary(torch.tanh),
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    "Where": _where,
+}
+"""Every operator of the default domain that can be replayed; half-precision results are rounded once per node."""

@@ -1,0 +1,154 @@
+"""Which engine of a bundle fits this machine, and whether its file is what the manifest says.
+
+All of it before TensorRT opens the file, whose own words come later and say less.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from blockexport.export.bundle.manifest import Manifest, sha256_of
+from blockexport.export.tensorrt.trt_adapter import TENSORRT_RTX
+from blockexport.export.tensorrt.trt_engine import EngineEntry, entry_of
+from blockexport.models.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+
+def fitting_engines(
+    folder: Path, manifest: Manifest, backend: str, capability: str | None
+) -> dict[str, EngineEntry | UsageError]:
+    """The engines of `backend` for a GPU of compute capability `capability` by file name, the best first.
+
+    The best is built for the fewest GPU generations, and then for the most rows. What is wrong with an entry that
+    cannot be read stands in its place, before the others: it may have been better.
+
+    Args:
+        folder: the bundle, for messages.
+        manifest: the bundle's.
+        backend: `tensorrt` or `tensorrt-rtx`.
+        capability: such as "8.9"; None where there is no GPU, which any engine passes.
+
+    Raises:
+        UsageError: there is no engine of this backend, or none for this GPU.
+    """
+    damaged: dict[str, EngineEntry | UsageError] = {}
+    engines: dict[str, EngineEntry] = {}
+    for name in sorted(manifest.engines):
+        try:
+            entry = entry_of(manifest, name)
+        except UsageError as error:
+            damaged[name] = error
+            continue
+        if entry.backend == backend:
+            engines[name] = entry
+    build = f"blockexport trt {shlex.quote(str(folder))} --backend {backend}"
+    if not engines and not damaged:
+        raise UsageError(f"{folder} holds no {backend} engine: {build} builds one")
+    fitting = [name for name, entry in engines.items() if capability is None or serves(entry, capability)]
+    if not fitting and not damaged:
+        option = f" --compute-capability {capability}" if backend == TENSORRT_RTX else " on this machine"
+        raise UsageError(
+            f"{folder} holds {backend} engines for compute capability {', '.join(targets_of(engines.values()))} and "
+            f"this GPU has {capability}: {build}{option} builds one for it"
+        )
+    return damaged | {name: engines[name] for name in sorted(fitting, key=lambda name: _rank(engines[name]))}
+
+
+def _rank(entry: EngineEntry) -> tuple[bool, int, int]:
+    """Lower is better; equals stay in the order of their names."""
+    rows = max(profile.batch_size[2] for profile in entry.profiles)
+    return _is_for_ampere_and_later(entry), len(entry.compute_capabilities), -rows
+
+
+def targets_of(entries: Iterable[EngineEntry]) -> list[str]:
+    """Every compute capability that some engine was built for, in ascending order."""
+    return sorted({target for entry in entries for target in entry.compute_capabilities}, key=_number)
+
+
+def whole_engines(
+    folder: Path, manifest: Manifest, fitting: Mapping[str, EngineEntry | UsageError], version: str
+) -> Iterator[tuple[Path, EngineEntry]]:
+    """Those of `fitting_engines` that pass `check_engine`, in that order; each is looked at when it is asked for.
+
+    What is wrong with others is logged as a warning if any passes.
+
+    Raises:
+        UsageError: none passes, with the reason for each.
+    """
+    refused: list[str] = []
+    passed = False
+    for name, entry in fitting.items():
+        try:
+            if isinstance(entry, UsageError):
+                raise entry
+            path = check_engine(folder, manifest, name, entry, version)
+        except UsageError as error:
+            refused.append(str(error))
+            continue
+        for reason in refused:
+            _log.warning("%s. %s is used instead", reason, path)
+        refused, passed = [], True
+        yield path, entry
+    if not passed:
+        raise UsageError(". And ".join(refused))
+    for reason in refused:
+        _log.warning("%s", reason)
+
+
+def serves(entry: EngineEntry, capability: str) -> bool:
+    """Whether an engine runs on a GPU of this compute capability."""
+    if _is_for_ampere_and_later(entry):
+        return _number(capability) >= (8, 0)
+    return capability in entry.compute_capabilities
+
+
+def _is_for_ampere_and_later(entry: EngineEntry) -> bool:
+    return bool(entry.options.get("hardware_compatibility") == "ampere-plus")
+
+
+def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry, version: str) -> Path:
+    """The path of an engine that is whole, up to date, and of this TensorRT version.
+
+    Args:
+        folder: the bundle.
+        manifest: the bundle's.
+        name: the engine's file name in it.
+        entry: the engine's entry.
+        version: of the installed backend.
+
+    Raises:
+        UsageError: the file is missing, cut short, another one, made from an older graph or weights, or of a version
+            that the installed TensorRT does not load.
+    """
+    path, listed = folder / name, manifest.files.get(name)
+    targets = "".join(f" --compute-capability {target}" for target in entry.compute_capabilities)
+    option = targets if entry.backend == TENSORRT_RTX else ""
+    again = f"blockexport trt {shlex.quote(str(folder))} --backend {entry.backend}{option} builds it again"
+    if listed is None or not path.is_file():
+        raise UsageError(f"{path} is missing: {again}")
+    size = path.stat().st_size
+    if size != listed.bytes:
+        raise UsageError(f"{path} has {size} bytes and the manifest says {listed.bytes}: {again}, or copy it whole")
+    if sha256_of(path) != listed.sha256:
+        raise UsageError(f"{path} is not the file that the manifest lists (another sha256): {again}")
+    files = manifest.files
+    outdated = [
+        source for source, was in listed.made_from.items() if source not in files or files[source].sha256 != was
+    ]
+    if outdated or entry.weights_digest != manifest.weights_digest:
+        raise UsageError(f"{path} was built from another {', '.join(outdated) or 'set of weights'}: {again}")
+    newer_is_fine = bool(entry.options.get("version_compatible"))
+    if version != entry.version and not (newer_is_fine and _number(version) >= _number(entry.version)):
+        raise UsageError(
+            f"{path} was built by {entry.backend} {entry.version} and {version} is installed, which does not load it: "
+            f"{again}, or install {entry.backend}=={entry.version}"
+        )
+    return path
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

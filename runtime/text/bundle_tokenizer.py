@@ -1,0 +1,198 @@
+"""A bundle's own tokenizer: text to ids and back, the tokens that end an answer, and the sampling it suggests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from blockexport.models.errors import UsageError
+from blockexport.runtime.text.chat_template import Message, find_template, render_chat
+from blockexport.runtime.text.detokenize import StreamDecoder, TokenBytes
+from blockexport.runtime.text.sampling import SamplingOptions
+
+# Keys of generation_config.json that change which token is chosen and are not applied; the value in brackets is the
+# one that changes nothing.
+_UNAPPLIED: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "num_beams": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "bad_words_ids": None,
+}
+# What transformers takes where a generation_config.json that samples leaves a value out.
+_DEFAULT_TEMPERATURE, _DEFAULT_TOP_K, _DEFAULT_TOP_P = 1.0, 50, 1.0
+
+
+class BundleTokenizer:
+    """The tokenizer of a bundle.
+
+    Attributes:
+        special_tokens: `bos_token`, `eos_token`, `unk_token`, `pad_token` ..., as text.
+        chat_template: the Jinja source, or None.
+        stop_ids: the tokens that end an answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the files of `folder`.
+
+        Raises:
+            UsageError: there is no tokenizer.json, or a file is damaged.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise UsageError(
+                f"{folder} has no tokenizer.json, so it takes token ids only: export again from a checkpoint that has "
+                "a tokenizer, or put its tokenizer.json into the bundle"
+            )
+        source = path.read_text(encoding="utf-8")
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_str(source)
+        # The library raises a bare Exception.
+        except Exception as error:
+            raise UsageError(f"{path} is no tokenizer ({error}): export the bundle again") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._bytes = TokenBytes(self._tokenizer, json.loads(source).get("decoder"))
+        self._config = _read_json(folder / "tokenizer_config.json")
+        self._generation = _read_json(folder / "generation_config.json")
+        self.chat_template, self.special_tokens = chat_template_of(folder)
+        self.stop_ids = self._stop_ids(_read_json(folder / "config.json"))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with BOS (and EOS) as the tokenizer's post-processor adds them.
+
+        `add_bos_token` in tokenizer_config.json overrules the post-processor. A text that already starts with the BOS
+        token gets no second one.
+        """
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if not add_special_tokens:
+            return ids
+        plain: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        bos = self._id_of("bos_token")
+        if bos is None:
+            return ids
+        written = plain[:1] == [bos]
+        added = ids[: 1 + len(plain)] == [bos, *plain]
+        wanted = self._config.get("add_bos_token")
+        if added and (written or wanted is False):
+            return ids[1:]
+        return [bos, *ids] if wanted is True and not written and not added else ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation, ready for the assistant's answer.
+
+        The template writes the special tokens itself, BOS among them if the model was trained with it there, so
+        nothing is added, as in transformers.
+
+        Raises:
+            UsageError: there is no template, or it fails.
+        """
+        if self.chat_template is None:
+            raise UsageError("the bundle has no chat template: use --raw to send the prompt as it is")
+        return self.encode(render_chat(self.chat_template, messages, self.special_tokens), add_special_tokens=False)
+
+    def stream(self, after: Iterable[int] = ()) -> StreamDecoder:
+        """A streaming decoder for what follows the ids `after`, whose own text it does not give.
+
+        A text on its own loses the space that SentencePiece puts in front of it; one that goes on from a prompt keeps
+        it.
+        """
+        stream = StreamDecoder(self._bytes)
+        for token_id in after:
+            stream.push(token_id)
+        return stream
+
+    def decode(self, ids: Iterable[int], after: Iterable[int] = ()) -> str:
+        """The text of `ids` behind `after`, special tokens left out."""
+        stream = self.stream(after)
+        return "".join([stream.push(token_id) for token_id in ids]) + stream.flush()
+
+    def sampling_options(
+        self,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> SamplingOptions:
+        """What generation_config.json suggests, each given value taking its place.
+
+        Without `"do_sample": true` the suggestion is greedy. A given temperature above 0 samples; a given top-k or
+        top-p samples too, at the file's temperature or 1.
+        """
+        suggested = SamplingOptions(seed=seed)
+        samples = self._generation.get("do_sample") is True
+        if samples or any(value is not None for value in (temperature, top_k, top_p)):
+            suggested = SamplingOptions(
+                float(self._suggested("temperature", _DEFAULT_TEMPERATURE)),
+                int(self._suggested("top_k", _DEFAULT_TOP_K if samples else 0)),
+                float(self._suggested("top_p", _DEFAULT_TOP_P)),
+                seed,
+            )
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(suggested, **changes)
+
+    def unapplied_settings(self) -> list[str]:
+        """Settings of generation_config.json that would change the answer and are not applied, as `name = value`."""
+        return [
+            f"{name} = {self._generation[name]}"
+            for name, neutral in _UNAPPLIED.items()
+            if self._generation.get(name) not in (None, neutral)
+        ]
+
+    def _suggested(self, name: str, default: float) -> float:
+        value = self._generation.get(name)
+        return default if value is None else value
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        token_id: int | None = None if text is None else self._tokenizer.token_to_id(text)
+        return token_id
+
+    def _stop_ids(self, model_config: Mapping[str, Any]) -> frozenset[int]:
+        """generation_config.json's, else config.json's, else the tokenizer's EOS."""
+        for source in (self._generation, model_config):
+            value = source.get("eos_token_id")
+            if value is not None:
+                return frozenset(value if isinstance(value, list) else [value])
+        eos = self._id_of("eos_token")
+        return frozenset() if eos is None else frozenset([eos])
+
+
+def chat_template_of(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """A bundle's chat template, if it has one, and its special tokens by name, without reading the vocabulary."""
+    config = _read_json(folder / "tokenizer_config.json")
+    return find_template(folder, config), _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is no valid JSON ({error}): export the bundle again") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} holds {type(value).__name__} where an object belongs: export the bundle again")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The entries called `*_token`, which are text or an object with the text as its `content`."""
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens

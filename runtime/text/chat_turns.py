@@ -1,0 +1,132 @@
+"""`chat_turns.json`: a chat template as the fixed text around each turn, for programs that have no Jinja.
+
+Most templates only put a frame around the messages. The frame is found by rendering the template with marked messages,
+and kept only if it gives the template's own text for other conversations too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from blockexport.models.errors import UsageError
+from blockexport.runtime.text.bundle_tokenizer import chat_template_of
+from blockexport.runtime.text.chat_template import Message, render_chat
+
+CHAT_TURNS_FILE = "chat_turns.json"
+_THOUGHT = "</think>"
+
+Render = Callable[[Sequence[Message]], str]
+
+
+@dataclass(frozen=True)
+class ChatTurns:
+    """The frame of a conversation that ends with the user and waits for the assistant.
+
+    `before` text `answered` text `next` text `answer`: `answered` leads to an answer that is there, `answer` to the one
+    that is asked for. A system message at the start takes the place of `before` with
+    `system[0]` text `system[1]`. `trim` says that white space around each text is dropped, `drop_thinking` that of an
+    earlier answer only what stands behind `</think>` is shown, without newlines in front.
+    """
+
+    before: str
+    answer: str
+    answered: str
+    next: str
+    system: tuple[str, str] | None
+    trim: bool
+    drop_thinking: bool
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt for `messages`: an optional system message, then user and assistant in turns, the user last."""
+        texts = [self._shown(str(m["content"]), m["role"] == "assistant") for m in messages]
+        if messages[0]["role"] == "system":
+            assert self.system is not None
+            start, texts = self.system[0] + texts[0] + self.system[1], texts[1:]
+        else:
+            start = self.before
+        turns = [text + (self.next if i % 2 else self.answered) for i, text in enumerate(texts[:-1])]
+        return start + "".join(turns) + texts[-1] + self.answer
+
+    def _shown(self, text: str, answered: bool) -> str:
+        if answered and self.drop_thinking:
+            text = text.split(_THOUGHT)[-1].lstrip("\n")
+        return text.strip() if self.trim else text
+
+
+def chat_turns_of(render: Render) -> ChatTurns | None:
+    """The frame that `render`, a chat template, puts around messages; None where there is no such frame."""
+    try:
+        turns = _measure(render, with_system=True) or _measure(render, with_system=False)
+        return turns if turns is not None and _holds(turns, render) else None
+    except (UsageError, ValueError):
+        return None
+
+
+def write_chat_turns(folder: Path) -> list[str]:
+    """Write the file into a bundle's folder; returns its name, or nothing where the bundle has no such frame.
+
+    A template that asks for the date has none: what it writes would be the day of the export.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return []
+    template, special_tokens = chat_template_of(folder)
+    if template is None or "strftime_now" in template:
+        return []
+    turns = chat_turns_of(lambda messages: render_chat(template, messages, special_tokens))
+    if turns is None:
+        return []
+    text = json.dumps(asdict(turns), ensure_ascii=False, indent=2) + "\n"
+    (folder / CHAT_TURNS_FILE).write_text(text, encoding="utf-8")
+    return [CHAT_TURNS_FILE]
+
+
+def _conversation(texts: Sequence[str], system: str | None = None) -> list[Message]:
+    start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return start + [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+
+
+def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
+    marks = ["first-mark", "second-mark", "third-mark"]
+    before, rest = _cut(render(_conversation(marks)), marks[0])
+    answered, rest = _cut(rest, marks[1])
+    following, answer = _cut(rest, marks[2])
+    trim = "\tspaced\t" not in render(_conversation(["\tspaced\t"]))
+    drop_thinking = "thought-mark" not in render(_conversation(["a", f"thought-mark{_THOUGHT}\n\nb", "c"]))
+    system = None
+    if with_system:
+        try:
+            start, rest = _cut(render(_conversation(marks, "system-mark")), "system-mark")
+        except (UsageError, ValueError):
+            return None
+        system = (start, _cut(rest, marks[0])[0])
+    return ChatTurns(before, answer, answered, following, system, trim, drop_thinking)
+
+
+def _cut(text: str, mark: str) -> tuple[str, str]:
+    """What is before and behind `mark`; ValueError unless it is there once."""
+    before, behind = text.split(mark)
+    return before, behind
+
+
+def _holds(turns: ChatTurns, render: Render) -> bool:
+    """Whether the frame gives what the template gives, for conversations that could show that it is no frame."""
+    thought = f"<think>\nhm{_THOUGHT}\n\n so"
+    texts = [
+        "What is 2 + 2?",
+        "Four.\nOr so\n",
+        " \tindented\n\ntwice ",
+        thought,
+        f"<|x|> {{{{ y }}}} {_THOUGHT} é",
+        "",
+        "b",
+    ]
+    systems = [None] if turns.system is None else [None, "Be brief.", " spaced\n"]
+    return all(
+        turns.render(conversation) == render(conversation)
+        for system in systems
+        for length in (1, 3, 5, 7)
+        for conversation in [_conversation(texts[:length], system)]
+    )

@@ -1,0 +1,141 @@
+"""The generation loop: prefill the prompt, then choose and append one token at a time until something ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blockexport.models.errors import UsageError
+from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.text.sampling import Sampler, SamplingOptions
+
+# Positions per prefill call: logits of a whole prompt of 8k tokens over 128k words would take 3.9 GiB.
+PREFILL_CHUNK = 512
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop token"
+    LENGTH = "length"
+    CACHE_FULL = "cache full"
+
+
+class Generation(Iterator[int]):
+    """An answer in the making: iterate over its token ids. Stop tokens end it and are not part of it.
+
+    Attributes:
+        prompt_length: tokens of the prompt.
+        count: tokens given so far.
+        finish_reason: None until the iteration has ended.
+        prefill_seconds: time the prompt took; `decode_seconds`: time of all steps after it, in which `steps` tokens
+            went through the model.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt_ids: Sequence[int],
+        options: SamplingOptions,
+        stop_ids: Collection[int],
+        max_new_tokens: int | None,
+    ) -> None:
+        _check(decoder, prompt_ids, max_new_tokens)
+        self.prompt_length = len(prompt_ids)
+        self.count = 0
+        self.steps = 0
+        self.finish_reason: FinishReason | None = None
+        self.prefill_seconds = 0.0
+        self.decode_seconds = 0.0
+        self._decoder = decoder
+        self._sampler = Sampler(options)
+        self._stop_ids = frozenset(stop_ids)
+        self._limit = max_new_tokens
+        self._pending = list(prompt_ids)  # chosen, and not yet in the cache
+
+    def __next__(self) -> int:
+        if self.finish_reason is None and self.count == self._limit:
+            self.finish_reason = FinishReason.LENGTH
+        elif self.finish_reason is None and self._slots_left() < len(self._pending):
+            self.finish_reason = FinishReason.CACHE_FULL
+        if self.finish_reason is not None:
+            raise StopIteration
+        token_id = self._sampler.sample(self._advance())
+        if token_id in self._stop_ids:
+            self.finish_reason = FinishReason.STOP
+            raise StopIteration
+        self.count += 1
+        self._pending = [token_id]
+        return token_id
+
+    def _slots_left(self) -> int:
+        filled = 0 if self.count == 0 else int(self._decoder.lengths_B[0])
+        return self._decoder.max_sequence_length - filled
+
+    def _advance(self) -> NDArray[np.float32]:
+        """Put the pending tokens into the cache; the logits [V] behind the last of them."""
+        started = time.perf_counter()
+        if self.count == 0:
+            self._decoder.reset(1)
+        for start in range(0, len(self._pending), PREFILL_CHUNK):
+            chunk_BS = torch.tensor([self._pending[start : start + PREFILL_CHUNK]], dtype=torch.int64)
+            logits_BSV = self._decoder.prefill(chunk_BS)
+        logits_V: NDArray[np.float32] = logits_BSV[0, -1].to(torch.float32).numpy()
+        elapsed = time.perf_counter() - started
+        if self.count == 0:
+            self.prefill_seconds = elapsed
+        else:
+            self.decode_seconds += elapsed
+            self.steps += 1
+        return logits_V
+
+
+def generate(
+    decoder: Decoder,
+    prompt_ids: Sequence[int],
+    options: SamplingOptions,
+    stop_ids: Collection[int] = (),
+    max_new_tokens: int | None = None,
+) -> Generation:
+    """Continue `prompt_ids` with the decoder, whose cache is emptied first; nothing runs before the first iteration.
+
+    Args:
+        decoder: gives logits of token ids (not headless).
+        prompt_ids: the prompt, 1 .. M tokens.
+        options: how tokens are chosen.
+        stop_ids: tokens that end the answer.
+        max_new_tokens: the most tokens to give; None goes on to the last cache slot.
+
+    Raises:
+        UsageError: an empty prompt, one longer than the cache, an id out of the vocabulary, a headless decoder.
+    """
+    return Generation(decoder, prompt_ids, options, stop_ids, max_new_tokens)
+
+
+def _check(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | None) -> None:
+    if decoder.headless:
+        raise UsageError(
+            "a headless export gives hidden states, not logits: generate needs one made without --headless"
+        )
+    if not prompt_ids:
+        raise UsageError("the prompt has no tokens, and a model needs at least one to go on from: write something")
+    slots = decoder.max_sequence_length
+    if len(prompt_ids) > slots:
+        raise UsageError(
+            f"the prompt has {len(prompt_ids)} tokens and the cache {slots} slots: shorten the prompt, or export with "
+            "a larger --max-sequence-length"
+        )
+    vocab_size = decoder.config.vocab_size
+    for token_id in prompt_ids:
+        if not 0 <= token_id < vocab_size:
+            raise UsageError(
+                f"token id {token_id} of the prompt is outside the model's vocabulary of {vocab_size}: the tokenizer "
+                "belongs to another model"
+            )
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise UsageError(f"max-new-tokens is {max_new_tokens} and must be at least 1")

@@ -1,0 +1,97 @@
+"""Another tool's file: its weights are found by content or name and held against the checkpoint's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from blockexport.compare.audits.artifact_weights import initialisers
+from blockexport.compare.audits.foreign_weights import Held, hold_foreign
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
+from tests.foreign_files import build_with_genai, export_growing, write_source
+
+Values = np.ndarray[Any, Any]
+Edit = Callable[[Values], Values]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+KEYS = "model.layers.0.self_attn.k_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foreign-weights")
+    build_with_genai(write_source(folder / "source", "qwen3"), folder / "genai")
+    export_growing(folder / "growing.onnx", "qwen3")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(made: Path) -> Checkpoint:
+    return open_checkpoint(str(made / "source"))
+
+
+def held(path: Path, checkpoint: Checkpoint, name: str = "", edit: Edit | None = None) -> Held:
+    """With the values of one initialiser changed."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if edit is not None and tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), name))
+    return hold_foreign(initialisers(model, path.parent), checkpoint)
+
+
+def nameless(path: Path, checkpoint: Checkpoint, name: str) -> str:
+    """What a growing file calls the transpose of a tensor."""
+    values = checkpoint.read(name).T.numpy()
+    graph = onnx.load(path).graph
+    return next(str(t.name) for t in graph.initializer if np.array_equal(numpy_helper.to_array(t), values))
+
+
+def one(values: Values) -> Values:
+    values[3, 1] *= 2
+    return values
+
+
+def test_sound_files_have_all_of_them(made: Path, checkpoint: Checkpoint) -> None:
+    for path in (made / "genai" / "model.onnx", made / "growing.onnx"):
+        assert held(path, checkpoint) == Held(same=len(checkpoint.entries)), path
+
+
+@pytest.mark.parametrize("tool", ["genai/model.onnx", "growing.onnx"])
+def test_one_wrong_value_is_said(made: Path, checkpoint: Checkpoint, tool: str) -> None:
+    path = made / tool
+    name = "model.layers.1.mlp.down_proj.MatMul.weight" if "genai" in tool else nameless(path, checkpoint, DOWN)
+    found = held(path, checkpoint, name, one)
+    assert found.differing == [DOWN] and found.not_compared == []
+    assert found.said[0].startswith(f"{DOWN} differs in 1 of 3,192 values: [1, 3] is ")
+
+
+def test_a_wrong_key_in_a_fused_matrix(made: Path, checkpoint: Checkpoint) -> None:
+    queries = checkpoint.config.num_attention_heads * checkpoint.config.head_dim
+
+    def edit(values: Values) -> Values:
+        values[2, queries + 5] = 0
+        return values
+
+    found = held(made / "genai" / "model.onnx", checkpoint, "model.layers.0.attn.qkv_proj.MatMul.weight", edit)
+    assert found.differing == [KEYS] and "differs in 1 of 2,016 values: [5, 2] is 0" in found.said[0]
+
+
+def test_what_a_tool_may_mean_is_not_compared(made: Path, checkpoint: Checkpoint) -> None:
+    """A scale folded into a matrix; and two missing of a shape, of which neither can be told."""
+    folded = held(
+        made / "genai" / "model.onnx", checkpoint, "model.layers.1.mlp.down_proj.MatMul.weight", lambda x: x * 0.25
+    )
+    assert (folded.differing, folded.not_compared) == ([], [DOWN])
+    both = onnx.load(made / "growing.onnx")
+    names = {nameless(made / "growing.onnx", checkpoint, name) for name in (DOWN, DOWN.replace("1", "0"))}
+    for tensor in both.graph.initializer:
+        if tensor.name in names:
+            tensor.CopyFrom(numpy_helper.from_array(one(numpy_helper.to_array(tensor).copy()), tensor.name))
+    found = hold_foreign(initialisers(both, made), checkpoint)
+    assert found.differing == [] and len(found.not_compared) == 2

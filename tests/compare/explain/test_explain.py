@@ -1,0 +1,140 @@
+"""Every failure is explained, or a sentence says why not: also those that the judged sequence does not show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blockexport.compare.core.check import CheckResult, Verdict, all_checks
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.explain.explain import Explanation, explain
+from blockexport.compare.explain.failing_calls import ALONG, no_walk, walk_of
+from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.report.report import Report
+from tests.compare.broken import (
+    Breaker,
+    Broken,
+    noise_at,
+    one_index_for_all_rows,
+    rows_exchange_caches,
+    second_choice,
+)
+from tests.compare.broken_calls import (
+    Unchecked,
+    chunk_sees_only_itself,
+    keeps_padding,
+    never_twice,
+    sees_unwritten,
+    values_off,
+)
+from tests.compare.memory_checkpoint import MemoryCheckpoint, eager_model
+
+M = 64
+NOTE = "no graph here"
+OPTIONS = JudgeOptions(
+    backend="eager",
+    decode_steps=12,
+    prefill=32,
+    explain=lambda context, results: explain(context, results, None, NOTE),
+)
+
+
+def judged(tiny: MemoryCheckpoint, breaker: Breaker, *checks: str, kind: type[Broken] = Broken) -> Report:
+    return judge(kind(eager_model(tiny), M, breaker), tiny, replace(OPTIONS, checks=checks))
+
+
+def explained(tiny: MemoryCheckpoint, breaker: Breaker, *checks: str, kind: type[Broken] = Broken) -> Explanation:
+    report = judged(tiny, breaker, *checks, kind=kind)
+    assert report.verdict is Verdict.FAIL and report.explanation is not None
+    assert all(report.explanation.sentences)
+    return report.explanation
+
+
+ELSEWHERE: list[tuple[Breaker, str, str]] = [
+    (one_index_for_all_rows, "batch", "alone, the row's tokens stay within the floor"),
+    (rows_exchange_caches, "invariance", "alone, the row stays within the floor"),
+    (keeps_padding, "padding", "without padding the same tokens stay within the floor"),
+    (sees_unwritten, "slots", "outputs and slots of the same calls on an empty cache stay within the floor"),
+    (never_twice, "determinism", "something is random, or reads memory that nobody wrote"),
+]
+
+
+@pytest.mark.parametrize(("breaker", "check", "said"), ELSEWHERE, ids=[check for _, check, _ in ELSEWHERE])
+def test_what_one_row_does_not_show_is_said_to_be_elsewhere(
+    tiny: MemoryCheckpoint, breaker: Breaker, check: str, said: str
+) -> None:
+    found = explained(tiny, breaker, check)
+    assert found.sentences == list(found.remarks) and len(found.remarks) == 1
+    assert found.remarks[0].startswith(f"{check}: not located; ") and said in found.remarks[0]
+
+
+def test_a_check_about_the_end_of_the_cache_has_a_sentence_too(tiny: MemoryCheckpoint) -> None:
+    found = explained(tiny, noise_at(1000, 0.0), "capacity", kind=Unchecked)
+    assert found.sentences == [f"capacity: not located; {no_walk('capacity')}"]
+
+
+def test_the_calls_of_the_check_that_failed_are_looked_into(tiny: MemoryCheckpoint) -> None:
+    greedy = explained(tiny, second_choice, "greedy")
+    assert greedy.where == "in the calls of greedy (a prompt of 24 tokens and the 40 generated behind it)"
+    assert greedy.sentences[0] == f"{greedy.where}: {NOTE}" and greedy.diagnosis is not None
+    chunked = explained(tiny, chunk_sees_only_itself, "chunked")
+    assert chunked.where.startswith("in the calls of chunked") and chunked.diagnosis is not None
+
+
+def test_a_wrong_slot_is_found_where_no_output_is_wrong(tiny: MemoryCheckpoint) -> None:
+    found = explained(tiny, values_off(2, 23), "slots")
+    assert found.wrong_slot is not None and found.diagnosis is None
+    assert (found.wrong_slot.position, found.wrong_slot.layer, found.wrong_slot.kind) == (23, 2, "values")
+    assert found.sentences[1].startswith("the first wrong slot of the cache is 23, in the values of layer 2, left by")
+
+
+def test_an_earlier_call_that_left_a_wrong_cache_is_said(tiny: MemoryCheckpoint) -> None:
+    """Slot 50 is filled on the way to the last slots, and its call's own outputs are right."""
+    found = explained(tiny, values_off(2, 50), *ALONG)
+    assert found.where == "" and found.wrong_slot is not None
+    slot = found.wrong_slot
+    assert (slot.position, slot.layer, slot.kind, slot.start, slot.stop) == (50, 2, "values", 44, 56)
+
+
+def test_nan_alone_has_no_cause(tiny: MemoryCheckpoint) -> None:
+    found = explained(tiny, noise_at(40, float("nan")), *ALONG)
+    assert found.diagnosis is None and "no known defect is tried" in found.sentences[-1]
+
+
+def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCheckpoint) -> None:
+    failed = CheckResult("parameters", Verdict.FAIL, "model.norm.weight is 1.05 times the checkpoint's")
+
+    def with_the_file(context: CheckContext, results: object) -> Explanation | None:
+        assert isinstance(results, list)
+        return explain(context, [*results, failed], None, NOTE)
+
+    options = replace(OPTIONS, explain=with_the_file, checks=("decode",))
+    report = judge(Broken(eager_model(tiny), M, noise_at(40, 3.0)), tiny, options)
+    assert report.explanation is not None and report.explanation.diagnosis is not None
+    causes = report.explanation.cause_sentences
+    assert causes[0] == f"likely cause: {failed.message}" and causes[1].startswith("none of ")
+    alone = explain(_context(tiny), [failed], None)
+    assert alone is not None and alone.sentences == [f"likely cause: {failed.message}"]
+
+
+def test_every_check_has_a_walk_or_a_reason(tiny: MemoryCheckpoint) -> None:
+    context = _context(tiny)
+    reasons = set()
+    for entry in all_checks():
+        walk = walk_of(CheckResult(entry.name, Verdict.FAIL, "", {"prompt": 3, "tokens": [1, 2]}), context)
+        if walk is not None:
+            assert walk.calls[0].start == 0 and walk.calls[-1].stop <= len(walk.ids_S) and walk.within
+        elif entry.name not in ALONG:
+            reasons.add(no_walk(entry.name))
+    assert no_walk("none such") not in reasons
+
+
+def _context(tiny: MemoryCheckpoint) -> CheckContext:
+    kept: list[CheckContext] = []
+
+    def keep(context: CheckContext, results: object) -> None:
+        kept.append(context)
+
+    judge(Broken(eager_model(tiny), M, noise_at(1000, 0.0)), tiny, replace(OPTIONS, explain=keep, locate=True))
+    return kept[0]

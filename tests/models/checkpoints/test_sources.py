@@ -1,0 +1,97 @@
+"""What MODEL may be, and what is said when it is something else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.config.presets import PRESETS
+from blockexport.models.errors import UsageError
+from tests.small_models import small_config, small_weights, write_folder, write_gguf
+
+
+def refused(model: str, *fragments: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_checkpoint(model)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def test_a_folder_and_a_gguf_file_give_the_same_tensors(tmp_path: Path) -> None:
+    config = small_config()
+    weights = small_weights(config)
+    folder = open_checkpoint(str(write_folder(tmp_path / "a b é", config, weights)))
+    file = open_checkpoint(str(write_gguf(tmp_path / "c d ü.gguf", config, weights)))
+    assert (folder.source.kind, file.source.kind) == ("safetensors", "gguf")
+    for checkpoint in (folder, file):
+        assert Path(checkpoint.source.reference).is_absolute()
+        assert open_checkpoint(checkpoint.source.reference).entries == checkpoint.entries
+        assert all(torch.equal(checkpoint.read(name), saved) for name, saved in weights.items())
+
+
+def test_gguf_is_known_by_its_bytes_too(tmp_path: Path) -> None:
+    config = small_config()
+    write_gguf(tmp_path / "model.gguf", config, small_weights(config)).rename(tmp_path / "blob")
+    assert open_checkpoint("blob").source.kind == "gguf"
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_preset_is_random_weights(preset: str) -> None:
+    checkpoint = open_checkpoint(preset, seed=3)
+    assert checkpoint.config == PRESETS[preset].config
+    assert (checkpoint.source.kind, checkpoint.source.reference, checkpoint.source.seed) == ("random", preset, 3)
+    assert checkpoint.source.files == ()
+
+
+def test_a_folder_comes_before_a_preset_of_its_name(tmp_path: Path) -> None:
+    config = small_config()
+    write_folder(tmp_path / "tiny", config, small_weights(config))
+    assert open_checkpoint("tiny").source.kind == "safetensors"
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    for model in ("", "lama-3-8b", "nowhere/at/all", "missing.gguf", "models/missing.gguf", "a b/c"):
+        refused(model, repr(model), "MODEL is", "llama-3-8b", ".gguf")
+    (tmp_path / "notes.txt").write_text("hello")
+    refused("notes.txt", "notes.txt", "no known kind")
+
+
+def test_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    refused(str(folder), "is empty")
+    (folder / "model.safetensors").write_bytes(b"")
+    refused(str(folder), "has no config.json")
+    (folder / "manifest.json").write_text("{}")
+    refused(str(folder), "bundle")
+    shutil.rmtree(folder)
+    config = small_config()
+    folder.mkdir()
+    write_gguf(folder / "model.Q8_0.gguf", config, small_weights(config))
+    refused(str(folder), "give the file", "model.Q8_0.gguf")
+
+
+def test_a_part_of_a_checkpoint(tmp_path: Path) -> None:
+    config = small_config()
+    folder = write_folder(tmp_path / "model", config, small_weights(config))
+    refused(str(folder / "model.safetensors"), "give its folder")
+    refused(str(folder / "config.json"), "give its folder")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff\xfe"])
+def test_an_unreadable_config(tmp_path: Path, content: str) -> None:
+    config = small_config()
+    folder = write_folder(tmp_path / "model", config, small_weights(config))
+    (folder / "config.json").write_text(content, encoding="latin-1")
+    refused(str(folder), "config.json")

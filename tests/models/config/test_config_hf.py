@@ -1,0 +1,324 @@
+"""Reading `config.json`: against transformers' own resolution of the same keys, and what must be refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from blockexport.models.block.rope import inverse_frequencies
+from blockexport.models.config.config_hf import config_from_hf, read_hf_config
+from blockexport.models.config.model_config import ModelConfig, RopeScaling
+from blockexport.models.errors import UsageError
+from tests.support import shared_path
+
+DIMENSIONS: dict[str, Any] = {
+    "vocab_size": 331,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+CLASSES: dict[str, Any] = {
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5}),
+    ("llama", {"rope_theta": 500_000.0, "rope_scaling": LLAMA3, "eos_token_id": [5, 7], "bos_token_id": 3}),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}, "tie_word_embeddings": True}),
+    ("llama", {"num_key_value_heads": None, "torch_dtype": "bfloat16"}),
+    ("mistral", {}),
+    ("mistral", {"sliding_window": 37, "head_dim": 10, "dtype": "float16"}),
+    ("mistral", {"sliding_window": None, "rope_theta": 1e6}),
+    ("qwen2", {}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 9}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 17, "layer_types": MIXED, "max_window_layers": 1}),
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 17, "max_window_layers": 0}),
+    ("qwen3", {}),
+    ("qwen3", {"head_dim": 10, "attention_bias": True, "use_sliding_window": True, "layer_types": MIXED}),
+    ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 1e6}),
+]
+
+
+def old_form(model_type: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """As a file written by hand or by an older transformers: only what was set, rope_theta and rope_scaling."""
+    return {"model_type": model_type, **DIMENSIONS, **changes}
+
+
+def new_form(model_type: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """As transformers itself saves it."""
+    saved: dict[str, Any] = json.loads(reference(model_type, changes).to_json_string(use_diff=False))
+    return saved
+
+
+def reference(model_type: str, changes: dict[str, Any]) -> Any:
+    """transformers' config of the same keys; copied, as it changes nested ones in place."""
+    return CLASSES[model_type](**json.loads(json.dumps({**DIMENSIONS, **changes})))
+
+
+@pytest.mark.parametrize("form", [old_form, new_form])
+@pytest.mark.parametrize(("model_type", "changes"), VARIANTS)
+def test_equals_what_transformers_resolves(model_type: str, changes: dict[str, Any], form: Any) -> None:
+    expected = reference(model_type, changes)
+    config = config_from_hf(form(model_type, changes), "config.json")
+    for name in (*DIMENSIONS, "rms_norm_eps", "tie_word_embeddings", "hidden_act", "bos_token_id"):
+        if name != "num_key_value_heads" or changes.get(name, 0) is not None:
+            assert getattr(config, name) == getattr(expected, name), name
+    assert config.num_key_value_heads == expected.num_key_value_heads
+    assert config.head_dim == (getattr(expected, "head_dim", None) or 48 // 6)
+    assert config.dtype == str(expected.dtype or "float32").removeprefix("torch.")
+    eos = expected.eos_token_id
+    assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
+    torch.testing.assert_close(
+        inverse_frequencies(config), LlamaRotaryEmbedding(expected).inv_freq, rtol=0, atol=0, check_dtype=True
+    )
+
+
+@pytest.mark.parametrize(("model_type", "changes"), VARIANTS)
+def test_windows_and_biases_are_those_of_the_model_transformers_builds(
+    model_type: str, changes: dict[str, Any]
+) -> None:
+    expected = reference(model_type, changes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(expected)
+    config = config_from_hf(old_form(model_type, changes), "config.json")
+    names = {name for name, _ in model.named_parameters()}
+    block = "model.layers.3."
+    assert config.qkv_bias == (f"{block}self_attn.q_proj.bias" in names) == (f"{block}self_attn.v_proj.bias" in names)
+    assert config.o_bias == (f"{block}self_attn.o_proj.bias" in names)
+    assert config.mlp_bias == (f"{block}mlp.up_proj.bias" in names)
+    assert config.qk_norm == (f"{block}self_attn.k_norm.weight" in names)
+    for number, layer in enumerate(model.model.layers):
+        per_layer = getattr(layer.self_attn, "sliding_window", None)
+        window = expected.sliding_window if model_type == "mistral" else per_layer
+        assert config.window_of(number) == window, number
+
+
+def test_reads_the_trained_model_beside_the_repository() -> None:
+    config = read_hf_config(shared_path("models/stories260K"))
+    assert (config.hidden_size, config.intermediate_size, config.head_dim) == (64, 172, 8)
+    assert config.tie_word_embeddings
+    assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+# Keys beside the plain ones, as the published files have them.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Llama-3.2-1B": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": [128001, 128008, 128009],
+        "bos_token_id": 128000,
+        "head_dim": 64,
+        "initializer_range": 0.02,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rope_scaling": {**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192},
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0.dev0",
+        "use_cache": True,
+    },
+    "SmolLM2-135M-Instruct": {
+        "model_type": "llama",
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "rope_theta": 100000,
+        "pad_token_id": 2,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+        "_name_or_path": "somewhere",
+    },
+    "Mistral-7B-v0.1": {
+        "model_type": "mistral",
+        "sliding_window": 4096,
+        "rope_theta": 10000.0,
+        "torch_dtype": "bfloat16",
+    },
+    "Mistral-7B-v0.3": {"model_type": "mistral", "sliding_window": None, "rope_theta": 1000000.0},
+    "Qwen2.5-0.5B": {
+        "model_type": "qwen2",
+        "use_sliding_window": False,
+        "sliding_window": 32768,
+        "max_window_layers": 24,
+        "rope_theta": 1000000.0,
+        "use_mrope": False,
+        "attention_dropout": 0.0,
+    },
+    "Qwen3-0.6B": {
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 128,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": 28,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+    },
+    "TinyLlama-1.1B-Chat": {"model_type": "llama", "_flash_attn_2_enabled": True, "max_length": 2048},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_accepts_the_keys_of_published_models(name: str) -> None:
+    config = config_from_hf({**DIMENSIONS, **PUBLISHED[name]}, name)
+    assert config.model_type == PUBLISHED[name]["model_type"]
+
+
+def test_rope_per_layer_type_is_taken_when_all_say_the_same() -> None:
+    flat = {**LLAMA3, "rope_theta": 5e5}
+    nested = {"full_attention": dict(flat), "sliding_attention": dict(flat)}
+    config = config_from_hf(old_form("qwen3", {"rope_parameters": nested}), "x")
+    assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 128))
+
+
+def test_llama3_scaling_starts_from_the_length_beside_it_or_the_model_s_own() -> None:
+    scaling = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
+    beside = config_from_hf(old_form("llama", {"rope_scaling": scaling, "original_max_position_embeddings": 64}), "x")
+    assert beside.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
+    own = config_from_hf(old_form("llama", {"rope_scaling": scaling}), "x")
+    assert own.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, DIMENSIONS["max_position_embeddings"])
+
+
+def test_old_and_new_rope_keys_may_repeat_each_other() -> None:
+    keys = {"rope_theta": 5e5, "rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}
+    assert config_from_hf(old_form("llama", keys), "x").rope_theta == 5e5
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
+    # not implemented, by name and with what is
+    ("gemma3", {}, ["'gemma3'", "llama, mistral, qwen2, qwen3"]),
+    ("llama", {"hidden_act": "gelu"}, ["'gelu'", "silu"]),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
+    ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
+    ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "linear"]),
+    ("llama", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "unquantised"]),
+    ("llama", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, ["partial_rotary", "0.25"]),
+    ("llama", {"rope_interleaved": True}, ["rope_interleaved", "true"]),
+    ("llama", {"pretraining_tp": 2}, ["pretraining_tp", "2"]),
+    ("llama", {"auto_map": {"AutoModel": "x.Y"}}, ["auto_map"]),
+    ("llama", {"torch_dtype": "float64"}, ["float64", "bfloat16"]),
+    ("llama", {"sliding_window": 64}, ["sliding_window", "64", "mistral"]),
+    ("mistral", {"attention_bias": True}, ["attention_bias", "mistral"]),
+    ("qwen2", {"attention_bias": False}, ["attention_bias", "qwen2"]),
+    ("qwen3", {"mlp_bias": True}, ["mlp_bias"]),
+    # unknown
+    ("llama", {"logit_softcap": 30.0}, ["logit_softcap = 30.0", "inference"]),
+    ("llama", {"hidden_atc": "silu"}, ["hidden_atc", "did you mean 'hidden_act'"]),
+    ("llama", {"rope_scaling": {**LINEAR, "beta_fast": 32}}, ["rope_scaling.beta_fast", "linear"]),
+    ("llama", {"rope_scaling": {"factor": 2.0}}, ["rope_scaling.factor", "default"]),
+    # in conflict
+    ("llama", {"num_key_value_heads": 4}, ["6", "4"]),
+    ("llama", {"head_dim": 9}, ["9", "even"]),
+    ("llama", {"hidden_size": 50}, ["50", "6"]),
+    ("llama", {"torch_dtype": "float16", "dtype": "bfloat16"}, ["float16", "bfloat16"]),
+    ("llama", {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, ["500000", "10000"]),
+    ("llama", {"rope_scaling": LINEAR, "rope_parameters": {**LINEAR, "factor": 3.0}}, ["2.0", "3.0"]),
+    ("llama", {"rope_scaling": {**LINEAR, "type": "llama3"}}, ["linear", "llama3"]),
+    (
+        "llama",
+        {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+        ["low_freq_factor is 4.0", "high_freq_factor is 4.0"],
+    ),
+    ("llama", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, ["128", "64"]),
+    ("qwen3", {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LINEAR, "factor": 3.0}}}, ["3.0"]),
+    (
+        "qwen3",
+        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": None}},
+        ["sliding_attention", "null"],
+    ),
+    ("qwen3", {"rope_parameters": {"full_attention": LINEAR, "rope_theta": 1e4}}, ["rope_parameters.rope_theta"]),
+    ("qwen2", {"layer_types": MIXED[:3], "use_sliding_window": True}, ["3", "5"]),
+    ("qwen2", {"layer_types": MIXED}, ["layer_types", "use_sliding_window"]),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": None}, ["use_sliding_window", "null"]),
+    ("qwen2", {"layer_types": ["chunked_attention"] * 5}, ["chunked_attention"]),
+    ("mistral", {"sliding_window": 16, "layer_types": MIXED}, ["layer_types", "16"]),
+    ("mistral", {"sliding_window": 16, "use_sliding_window": False}, ["use_sliding_window", "16"]),
+    # wrong type or range
+    ("llama", {"hidden_size": "48"}, ["hidden_size", '"48"']),
+    ("llama", {"hidden_size": 48.0}, ["hidden_size", "48.0"]),
+    ("llama", {"num_hidden_layers": True}, ["num_hidden_layers", "true"]),
+    ("llama", {"num_hidden_layers": -1}, ["num_hidden_layers", "-1"]),
+    ("llama", {"num_hidden_layers": 10**9}, ["num_hidden_layers", "10000"]),
+    ("llama", {"vocab_size": None}, ["vocab_size", "null"]),
+    ("llama", {"rms_norm_eps": float("nan")}, ["rms_norm_eps", "NaN"]),
+    ("llama", {"rms_norm_eps": 0}, ["rms_norm_eps", "0"]),
+    ("llama", {"rope_theta": float("inf")}, ["rope_theta", "Infinity"]),
+    ("llama", {"rope_theta": False}, ["rope_theta", "false"]),
+    ("llama", {"rope_scaling": [2]}, ["rope_scaling", "[2]"]),
+    ("llama", {"tie_word_embeddings": 1}, ["tie_word_embeddings", "1"]),
+    ("llama", {"attention_bias": "no"}, ["attention_bias", '"no"']),
+    ("llama", {"eos_token_id": [2, "x"]}, ["eos_token_id"]),
+    ("llama", {"eos_token_id": -1}, ["eos_token_id", "-1"]),
+    ("llama", {"bos_token_id": 1.5}, ["bos_token_id", "1.5"]),
+    ("llama", {"rope_interleaved": 0}, ["rope_interleaved", "0"]),
+    ("qwen2", {"use_sliding_window": 1}, ["use_sliding_window", "1"]),
+    ("mistral", {"sliding_window": 0}, ["sliding_window", "0"]),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes", "said"), REFUSED)
+def test_refuses_by_name(model_type: str, changes: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        config_from_hf(old_form(model_type, changes), "somewhere/config.json")
+    message = str(caught.value)
+    assert message.startswith("somewhere/config.json: ")
+    for part in said:
+        assert part in message
+
+
+@pytest.mark.parametrize("key", ["model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"])
+def test_a_missing_dimension_is_named(key: str) -> None:
+    data = old_form("llama", {})
+    del data[key]
+    with pytest.raises(UsageError, match=key):
+        config_from_hf(data, "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not valid JSON"),
+        (b"[1]", "one JSON object"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b'{"model_type": "llama", "model_type": "qwen2"}', "'model_type' appears more than once"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    folder = tmp_path / "Modèle avec espaces"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_hf_config(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        read_hf_config(tmp_path)

@@ -1,0 +1,380 @@
+"""The C++ runtime on ONNX Runtime against Python's: the same bits, the same refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from blockexport.cli.main import main
+from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, read_manifest, sha256_of
+from blockexport.models.precision import Precision
+from blockexport.runtime.open import open_decoder
+from blockexport.runtime.selftest import check_files, replay_golden
+from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
+from blockexport.runtime.text.generate import generate
+from blockexport.runtime.text.sampling import Sampler, SamplingOptions
+from tests.exported import export, random_model
+from tests.runtime.cpp import cpp_build
+from tests.support import REPOSITORY, shared_path
+
+ENGINES: dict[str, Any] = {
+    "engines/rtx.engine": {
+        "backend": "tensorrt-rtx",
+        "version": "1.7.1.116",
+        "compute_capabilities": ["8.6", "8.9"],
+        "profiles": [{"name": "prefill", "batch_size": [1, 1, 8], "sequence_length": [1, 128, 512]}],
+        "options": {"hardware_compatibility": None, "version_compatible": False, "strip_weights": False},
+    },
+    "engines/trt.engine": {
+        "backend": "tensorrt",
+        "version": "10.1",
+        "compute_capabilities": ["8.0"],
+        "profiles": [],
+        "options": {"hardware_compatibility": "ampere-plus", "version_compatible": False, "strip_weights": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The build folder."""
+    return cpp_build.build("onnxruntime", cpp_build.onnxruntime_options())
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories260K as a judged bundle, with golden vectors."""
+    target = tmp_path_factory.mktemp("stories") / "bundle"
+    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
+    return target
+
+
+@pytest.fixture
+def bundle(stories: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(stories, tmp_path / "bundle"))
+
+
+def selftest(built: Path, bundle: Path) -> tuple[int, str]:
+    """Exit code and stderr of the sample."""
+    done = cpp_build.attempt([str(built / "selftest"), str(bundle)])
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_cpp(built: Path, folder: Path, **request: Any) -> np.ndarray[Any, Any]:
+    """The float32 values that a `run` request gives."""
+    output = folder / "logits.bin"
+    done = cpp_build.request(built / "tests/decoder_tool", folder, op="run", output=str(output), **request)
+    assert done.returncode == 0, done.stderr
+    return np.fromfile(output, dtype=np.float32)
+
+
+def test_what_needs_no_model(built: Path, stories: Path, tmp_path: Path) -> None:
+    data = json.loads((stories / MANIFEST).read_text())
+    data["engines"] = ENGINES
+    for name in ENGINES:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"engine")
+        data["files"][name] = {"sha256": hashlib.sha256(b"engine").hexdigest(), "bytes": 6, "made_from": {}}
+    data["files"]["engines/trt.engine"]["made_from"] = {ONNX_FILE: "0" * 64}
+    (tmp_path / MANIFEST).write_text(json.dumps(data))
+    weights = stories / "model.safetensors"
+    vectors = REPOSITORY / "tests/data/sampling_vectors.json"
+    cpp_build.run([str(built / "tests/core_tests"), str(vectors), str(weights), sha256_of(weights), str(tmp_path)])
+
+
+def test_decode_to_the_last_slot_has_the_bits_of_python(built: Path, stories: Path, tmp_path: Path) -> None:
+    decoder = open_decoder(stories, threads=1)
+    slots, vocab = decoder.max_sequence_length, decoder.config.vocab_size
+    ids = [int(token) for token in np.random.default_rng(0).integers(0, vocab, slots)]
+    calls = [ids[:300], ids[300:480], *([token] for token in ids[480:])]
+    expected = [decoder.prefill(torch.tensor([call])).numpy().reshape(-1) for call in calls]
+    found = run_cpp(
+        built, tmp_path, bundle=str(stories), options={"threads": 1}, calls=[{"ids": call} for call in calls]
+    )
+    assert np.array_equal(found.view(np.uint32), np.concatenate(expected).view(np.uint32))
+
+
+def test_one_token_past_the_last_slot_throws(built: Path, stories: Path, tmp_path: Path) -> None:
+    calls = [{"ids": [1] * 512}, {"ids": [1]}]
+    done = cpp_build.request(
+        built / "tests/decoder_tool", tmp_path, op="run", bundle=str(stories), calls=calls, output=str(tmp_path / "out")
+    )
+    assert done.returncode == 1
+    assert "at position 512 do not fit into the 512 cache slots" in done.stderr
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
+def test_batch_of_unequal_rows(built: Path, tmp_path: Path, precision: Precision) -> None:
+    """Two rows padded on the right, then steps; fp16 logits are widened from their own bits."""
+    export(random_model(), tmp_path / "bundle", precision)
+    ids = np.random.default_rng(1).integers(0, 101, (2, 9))
+    steps = np.random.default_rng(2).integers(0, 101, (4, 2))
+    calls = [{"ids": ids.reshape(-1).tolist(), "lengths": [9, 6]}, *({"ids": step.tolist()} for step in steps)]
+    request = {"bundle": str(tmp_path / "bundle"), "options": {"threads": 1}, "rows": 2, "calls": calls}
+    decoder = open_decoder(tmp_path / "bundle", threads=1)
+    decoder.reset(2)
+    expected = [decoder.prefill(torch.tensor(ids), torch.tensor([9, 6]))]
+    expected += [decoder.step(torch.tensor(step)[:, None]) for step in steps]
+    flat = np.concatenate([outputs.to(torch.float32).numpy().reshape(-1) for outputs in expected])
+    assert np.array_equal(run_cpp(built, tmp_path, **request), flat)
+
+
+def test_what_onnxruntime_has_no_kernel_for_is_an_error_with_its_words(built: Path, tmp_path: Path) -> None:
+    """Its CPU provider lacks most of bf16."""
+    export(random_model(), tmp_path / "bundle", Precision.BF16)
+    done = cpp_build.attempt([str(built / "chat"), str(tmp_path / "bundle"), "x"])
+    assert done.returncode == 2
+    assert "does not load" in done.stderr
+    assert "Could not find an implementation for Gemm" in done.stderr
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
+def test_a_headless_model_takes_embeddings(built: Path, tmp_path: Path, precision: Precision) -> None:
+    manifest = export(random_model(), tmp_path / "bundle", precision, headless=True)
+    decoder = open_decoder(tmp_path / "bundle", threads=1)
+    embeds = np.random.default_rng(3).normal(size=(1, 5, manifest.config.hidden_size)).astype(np.float32)
+    expected = decoder.prefill(torch.tensor(embeds)).to(torch.float32).numpy().reshape(-1)
+    calls = [{"embeds": embeds.reshape(-1).tolist()}]
+    found = run_cpp(built, tmp_path, bundle=str(tmp_path / "bundle"), options={"threads": 1}, calls=calls)
+    assert np.array_equal(found, expected)
+
+
+def test_last_logits_only(built: Path, tmp_path: Path) -> None:
+    export(random_model(), tmp_path / "bundle", last_logits_only=True)
+    expected = open_decoder(tmp_path / "bundle", threads=1).prefill(torch.tensor([[3, 1, 4, 1, 5]])).numpy()
+    found = run_cpp(
+        built, tmp_path, bundle=str(tmp_path / "bundle"), options={"threads": 1}, calls=[{"ids": [3, 1, 4, 1, 5]}]
+    )
+    assert np.array_equal(found, expected.reshape(-1))
+
+
+def test_golden_text_byte_for_byte(built: Path, stories: Path, tmp_path: Path) -> None:
+    golden = json.loads(shared_path("models/stories260K/golden.json").read_text(encoding="utf-8"))
+    count = len(golden["ids"]) - 1
+    done = cpp_build.request(
+        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(stories), prompt=[1], count=count
+    )
+    made = json.loads(done.stdout)
+    assert count >= 199
+    assert [1, *made["ids"][0]] == golden["ids"]
+    assert made["text"][0] == golden["text"]
+
+
+def test_sampling_is_that_of_python(built: Path, stories: Path, tmp_path: Path) -> None:
+    options = SamplingOptions(temperature=0.9, top_k=40, top_p=0.95, seed=2**63 + 11)
+    expected = list(generate(open_decoder(stories, threads=1), [1], options, [2], 120))
+    sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": options.seed}
+    done = cpp_build.request(
+        built / "tests/decoder_tool",
+        tmp_path,
+        op="generate",
+        bundle=str(stories),
+        options={"threads": 1},
+        prompt=[1],
+        count=120,
+        sampling=sampling,
+    )
+    assert json.loads(done.stdout)["ids"][0] == expected
+    logits = np.random.default_rng(4).normal(size=512).astype(np.float32)
+    assert Sampler(options).sample(logits) == Sampler(options).sample(logits)
+
+
+def test_chat_answers_without_python_on_the_machine(built: Path, stories: Path) -> None:
+    command = [str(built / "chat"), str(stories), "Once upon a time", "--max-new-tokens", "40"]
+    done = cpp_build.attempt(command, clean=True)
+    assert done.returncode == 0, done.stderr
+    tokenizer = BundleTokenizer(stories)
+    prompt = tokenizer.encode("Once upon a time")
+    ids = list(generate(open_decoder(stories), prompt, SamplingOptions(), tokenizer.stop_ids, 40))
+    assert done.stdout == tokenizer.decode(ids, prompt) + "\n"
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% if messages[0]['role'] != 'system' %}Be nice.{% endif %}{% for m in messages %}"
+    "{% if m['role'] == 'assistant' %} {{ m['content'].split('</think>')[-1].lstrip('\\n') }}</s>"
+    "{% else %}[{{ m['role'] }}] {{ m['content'] }} [/]{% endif %}{% endfor %}"
+)
+CONVERSATIONS = [
+    [("user", "Hi there")],
+    [("system", "Be brief.\n"), ("user", " What? ")],
+    [
+        ("user", "a"),
+        ("assistant", "<think>\nhm</think>\n\nWell, é"),
+        ("user", ""),
+        ("assistant", "\n\nno"),
+        ("user", "z"),
+    ],
+]
+
+
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+def test_prompts_and_conversations_are_those_of_python(built: Path, tmp_path: Path, add_bos_token: bool | None) -> None:
+    model, bundle = tmp_path / "model", tmp_path / "bundle"
+    model.mkdir()
+    for path in shared_path("models/stories260K").iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    if add_bos_token is not None:
+        config["add_bos_token"] = add_bos_token
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert main(["onnx", str(model), "-o", str(bundle), "--quiet", "--no-compare"]) == 0
+    python, tool = BundleTokenizer(bundle), built / "tests/decoder_tool"
+    for text in ("Once upon", "<s>Once", " x", ""):
+        done = cpp_build.request(tool, tmp_path, op="prompt", bundle=str(bundle), text=text)
+        assert json.loads(done.stdout) == python.encode(text), text
+    for messages in CONVERSATIONS:
+        done = cpp_build.request(tool, tmp_path, op="prompt", bundle=str(bundle), messages=messages)
+        expected = python.encode_chat([{"role": role, "content": content} for role, content in messages])
+        assert json.loads(done.stdout) == expected, messages
+    done = cpp_build.request(tool, tmp_path, op="prompt", bundle=str(bundle), messages=[("user", "a"), ("user", "b")])
+    assert "should be from assistant" in done.stderr
+
+
+def test_selftest_passes(built: Path, stories: Path) -> None:
+    code, said = selftest(built, stories)
+    assert code == 0, said
+    assert "a token past slot 511 is refused" in said
+    assert main(["selftest", str(stories)]) == 0
+
+
+def rewrite(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads((bundle / MANIFEST).read_text())
+    change(data)
+    (bundle / MANIFEST).write_text(json.dumps(data))
+
+
+def reseal(bundle: Path, name: str) -> None:
+    """Enter a changed file's hash, so that only its contents can give it away."""
+
+    def change(data: dict[str, Any]) -> None:
+        entry = {"sha256": sha256_of(bundle / name), "bytes": (bundle / name).stat().st_size}
+        data["files"][name].update(entry)
+        for other in data["files"].values():
+            if name in other["made_from"]:
+                other["made_from"][name] = entry["sha256"]
+
+    rewrite(bundle, change)
+
+
+def spoil_weights(bundle: Path, *, seal: bool) -> None:
+    path = bundle / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1001] ^= 0x40
+    path.write_bytes(content)
+    if seal:
+        reseal(bundle, "model.safetensors")
+
+
+def spoil_graph(bundle: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    model = onnx.load(bundle / ONNX_FILE, load_external_data=False)
+    change(model)
+    onnx.save(model, bundle / ONNX_FILE)
+    reseal(bundle, ONNX_FILE)
+
+
+def swap_first_inputs(model: onnx.ModelProto) -> None:
+    inputs = list(model.graph.input)
+    del model.graph.input[:]
+    model.graph.input.extend([inputs[1], inputs[0], *inputs[2:]])
+
+
+def narrow_the_ids(model: onnx.ModelProto) -> None:
+    # Gather takes both types of index, so that ONNX Runtime itself has nothing to say.
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
+
+
+def widen_the_cache(model: onnx.ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(("past", "present")):
+            value.type.tensor_type.shape.dim[2].dim_value = 400
+
+
+def test_one_flipped_bit_is_found_by_its_hash(built: Path, bundle: Path) -> None:
+    spoil_weights(bundle, seal=False)
+    code, said = selftest(built, bundle)
+    assert code == 2
+    assert "model.safetensors has the SHA-256" in said
+    assert main(["selftest", str(bundle)]) == 2
+
+
+def test_one_flipped_bit_behind_a_right_hash_is_found_by_the_golden_vectors(built: Path, bundle: Path) -> None:
+    spoil_weights(bundle, seal=True)
+    code, said = selftest(built, bundle)
+    assert code == 1, said
+    assert "FAILED" in said
+    assert main(["selftest", str(bundle)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (swap_first_inputs, ['input 0 is "position_ids"', '"input_ids"']),
+        (narrow_the_ids, ["input 0 (input_ids) is of type int32", "int64"]),
+        (widen_the_cache, ["past_key_values.0.key", "400", "512"]),
+    ],
+)
+def test_another_interface_than_the_manifests(
+    built: Path, bundle: Path, change: Callable[[onnx.ModelProto], None], words: list[str]
+) -> None:
+    spoil_graph(bundle, change)
+    code, said = selftest(built, bundle)
+    assert code == 2
+    assert all(word in said for word in words), said
+
+
+def test_a_bundle_of_a_newer_schema(built: Path, bundle: Path) -> None:
+    rewrite(bundle, lambda data: data.update(schema_version=2))
+    code, said = selftest(built, bundle)
+    assert code == 2
+    assert "schema version 2 and this program reads 1" in said
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "golden.safetensors", MANIFEST])
+def test_a_missing_file(built: Path, bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    code, said = selftest(built, bundle)
+    assert code == 2
+    assert name in said
+    assert main(["selftest", str(bundle)]) == 2
+
+
+def test_a_damaged_manifest_and_one_that_reaches_outside(built: Path, bundle: Path) -> None:
+    text = (bundle / MANIFEST).read_text()
+    (bundle / MANIFEST).write_text(text[:-200])
+    assert "is damaged" in selftest(built, bundle)[1]
+    (bundle / MANIFEST).write_text(text.replace('"config.json"', '"../config.json"'))
+    assert "outside of the bundle" in selftest(built, bundle)[1]
+
+
+def test_python_replays_the_same_vectors(stories: Path) -> None:
+    from blockexport.export.bundle.golden_file import read_golden
+
+    manifest = read_manifest(stories)
+    check_files(stories, manifest)
+    golden = read_golden(stories)
+    result = replay_golden(open_decoder(stories), golden)
+    assert result.passed
+    assert result.positions == len(golden.positions_P) >= 8
+    assert golden.positions_P[-1] > golden.prefill
+    assert (stories / "golden.safetensors").stat().st_size < 5 * 2**20
+
+
+def test_two_decoders_in_two_threads(built: Path, stories: Path, tmp_path: Path) -> None:
+    done = cpp_build.request(
+        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(stories), prompt=[1], count=60, threads=2
+    )
+    first, second = json.loads(done.stdout)["ids"]
+    assert len(first) == 60
+    assert first == second
