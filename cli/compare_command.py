@@ -98,7 +98,7 @@ def compare(
     _check_locate(locate, onnx, backend)
     _check_report(report)
     with console.progress_bar(quiet=quiet or as_json) as progress:
-        from blockexport.compare.core.check import choose_checks
+        from blockexport.compare.checks.catalogue import choose_checks
 
         how = _How(
             checks=tuple(check or ()),

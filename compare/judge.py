@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blockexport.compare.checks.catalogue import ALL_CHECKS, choose_checks
 from blockexport.compare.core.backends import Arithmetic, require_judgeable
-from blockexport.compare.core.check import Check, CheckResult, Verdict, all_checks, choose_checks
+from blockexport.compare.core.check import Check, CheckResult, Verdict
 from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.position_plan import make_plan
@@ -21,7 +22,7 @@ from blockexport.compare.report.report import Report
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
-from blockexport.models.errors import ArtifactError, NotJudgedError
+from blockexport.models.errors import ArtifactError
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder, Foreign
@@ -89,7 +90,7 @@ def judge(
         UsageError: an unknown check, tokens outside the vocabulary, more steps than the cache has slots.
     """
     options = options or JudgeOptions()
-    precision = precision_of(decoder.dtype)
+    precision = Precision.of(decoder.dtype)
     arithmetic = require_judgeable(options.backend, precision)
     checks = choose_checks(options.checks)
     plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
@@ -160,7 +161,7 @@ def _run(
         tokens=described,
         checks=tuple(results),
         skipped=tuple(skipped),
-        left_out=tuple(entry.name for entry in all_checks() if entry not in checks),
+        left_out=tuple(entry.name for entry in ALL_CHECKS if entry not in checks),
         weight_rounding=_weight_rounding(context),
         positions=_positions(context),
         versions={name: importlib.metadata.version(name) for name in names},
@@ -168,18 +169,6 @@ def _run(
         notes=tuple(note for note in (tokens.caution(len(context.ids_S)),) if note),
         explanation=options.explain(context, results) if options.explain and (failed or options.locate) else None,
     )
-
-
-def precision_of(dtype: torch.dtype) -> Precision:
-    """The precision of an artifact's type.
-
-    Raises:
-        NotJudgedError: it is none of those that can be judged.
-    """
-    for precision in Precision:
-        if precision.torch_dtype == dtype:
-            return precision
-    raise NotJudgedError(f"no artifact of type {dtype} can be judged: there are {', '.join(Precision)}")
 
 
 def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: Arithmetic) -> dict[str, Any]:

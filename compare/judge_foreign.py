@@ -12,11 +12,12 @@ from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.tokens import Encode
 from blockexport.compare.explain.explain import Explanation, explain
-from blockexport.compare.judge import JudgeOptions, judge, precision_of
+from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER, write_tokenizer_files
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.foreign.foreign_convention import read_model, recognise
 from blockexport.runtime.foreign.foreign_decoder import open_foreign
@@ -58,7 +59,7 @@ def judge_foreign(
     """
     graph = read_model(path)
     convention = recognise(graph, path)
-    require_judgeable(BACKEND, precision_of(convention.dtype))
+    require_judgeable(BACKEND, Precision.of(convention.dtype))
     checkpoint = open_checkpoint(model)
     decoder = open_foreign(path, graph, convention, checkpoint.config, max_sequence_length=max_sequence_length)
     options = JudgeOptions(

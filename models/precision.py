@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from blockexport.models.errors import NotJudgedError
+
 if TYPE_CHECKING:
     import torch
 
@@ -38,3 +40,15 @@ class Precision(StrEnum):
 
         dtype: torch.dtype = getattr(torch, self.dtype_name)
         return dtype
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Precision:
+        """The precision whose torch type is `dtype`.
+
+        Raises:
+            NotJudgedError: it is none of those that a bundle can be written in, so none that can be judged.
+        """
+        for precision in cls:
+            if precision.torch_dtype == dtype:
+                return precision
+        raise NotJudgedError(f"no artifact of type {dtype} can be judged: there are {', '.join(cls)}")

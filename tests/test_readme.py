@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from blockexport.compare.core.check import all_checks
+from blockexport.compare.checks.catalogue import ALL_CHECKS
 from tests.support import REPOSITORY, smollm2_gguf
 
 BLOCK = re.compile(
@@ -129,7 +129,7 @@ def test_every_relative_link_leads_somewhere() -> None:
 def test_the_table_of_checks_is_the_list_of_checks() -> None:
     text = (REPOSITORY / "README.md").read_text()
     table = text[text.index("| check | asks |") :].split("\n\n")[0]
-    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == [check.name for check in all_checks()]
+    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == [check.name for check in ALL_CHECKS]
 
 
 def test_every_command_has_an_example() -> None:

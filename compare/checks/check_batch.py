@@ -28,7 +28,6 @@ def _no_rows(context: CheckContext) -> str | None:
 @check(
     "batch",
     "rows of unequal length in one batch equal each row alone",
-    order=45,
     inapplicable=_no_rows,
     to_last_slot=True,
 )

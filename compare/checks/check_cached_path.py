@@ -18,7 +18,7 @@ def _judge(context: CheckContext, name: str, what: str, positions: Sequence[int]
     )
 
 
-@check("prefill", "the whole prompt in one call", order=10)
+@check("prefill", "the whole prompt in one call")
 def prefill(context: CheckContext) -> CheckResult:
     """Every position of the first call (the last one only where the artifact gives no others)."""
     return _judge(context, "prefill", f"prefill of {context.plan.prefill} tokens", context.plan.prefill_positions)
@@ -28,7 +28,7 @@ def _no_steps(context: CheckContext) -> str | None:
     return None if context.plan.decode else "no decode steps were asked for"
 
 
-@check("decode", "teacher-forced decode, one token at a time", order=20, inapplicable=_no_steps)
+@check("decode", "teacher-forced decode, one token at a time", inapplicable=_no_steps)
 def decode(context: CheckContext) -> CheckResult:
     """Each step behind the prefill, fed with the sequence's own next token."""
     return _judge(context, "decode", f"{context.plan.decode} decode steps", context.plan.decode_positions)
@@ -40,7 +40,7 @@ def _no_last_slot(context: CheckContext) -> str | None:
     return None if context.plan.last else "the prefill fills the whole cache"
 
 
-@check("last-slot", "decode into the last slots of the cache", order=30, inapplicable=_no_last_slot, to_last_slot=True)
+@check("last-slot", "decode into the last slots of the cache", inapplicable=_no_last_slot, to_last_slot=True)
 def last_slot(context: CheckContext) -> CheckResult:
     """The cache filled to the brim: the last steps, up to slot M - 1. What is given out on the way there is finite."""
     positions = context.plan.last_positions

@@ -18,7 +18,7 @@ def _no_slots(context: CheckContext) -> str | None:
     return None if context.decoder.foreign is None else context.decoder.foreign.no_slots
 
 
-@check("capacity", "the last slot is written, and what goes past it is refused", order=37, inapplicable=_no_slots)
+@check("capacity", "the last slot is written, and what goes past it is refused", inapplicable=_no_slots)
 def capacity(context: CheckContext) -> CheckResult:
     """A call into slot M - 1 writes that slot and no other. One at M, and two at M - 1, are refused before they run:
     not a slot of the cache changes, whereas TensorRT, say, drops such a write without a word.

@@ -18,9 +18,7 @@ def _too_short(context: CheckContext) -> str | None:
     return None if context.plan.prefill > 1 else "a prefill of one token has no earlier position"
 
 
-@check(
-    "causality", "changing a token leaves earlier outputs and cache slots unchanged", order=40, inapplicable=_too_short
-)
+@check("causality", "changing a token leaves earlier outputs and cache slots unchanged", inapplicable=_too_short)
 def causality(context: CheckContext) -> CheckResult:
     """Repeat a prefill with other tokens from some position on: what lies before must not move, what follows must.
 

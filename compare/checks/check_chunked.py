@@ -18,7 +18,7 @@ def _too_short(context: CheckContext) -> str | None:
     return None if context.plan.prefill > 1 else "a prompt of one token is one chunk"
 
 
-@check("chunked", "the prompt in chunks of 1, 2, 3, 7, 16 and the rest", order=25, inapplicable=_too_short)
+@check("chunked", "the prompt in chunks of 1, 2, 3, 7, 16 and the rest", inapplicable=_too_short)
 def chunked(context: CheckContext) -> CheckResult:
     """Each chunk reads the slots of the ones before it: several queries behind a prefix, which no other call has."""
     calls = calls_of((*CHUNKS, context.plan.prefill), context.plan.prefill)

@@ -13,7 +13,7 @@ def _no_graph(context: CheckContext) -> str | None:
     return "this backend runs no ONNX graph" if context.graph is None else None
 
 
-@check("constants", "epsilons, attention scale, windows, RoPE tables", order=66, inapplicable=_no_graph)
+@check("constants", "epsilons, attention scale, windows, RoPE tables", inapplicable=_no_graph)
 def constants(context: CheckContext) -> CheckResult:
     """They are the config's in every layer, and each place reads the weight that has its name."""
     assert context.graph is not None

@@ -17,7 +17,7 @@ STEPS = 4
 LATE = 8  # further steps, evenly over the cache up to its last slot
 
 
-@check("determinism", "two runs give the same bits", order=55)
+@check("determinism", "two runs give the same bits")
 def determinism(context: CheckContext) -> CheckResult:
     """A prefill and a few steps, each time from an empty cache, and single steps at places up to the last slot: dropout
     left on, say, or memory that nobody wrote.

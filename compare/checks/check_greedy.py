@@ -20,7 +20,7 @@ def _cannot(context: CheckContext) -> str | None:
     return None if context.plan.max_sequence_length > 1 else "a cache of one slot leaves no room to generate"
 
 
-@check("greedy", "greedy tokens equal the reference's", order=50, inapplicable=_cannot)
+@check("greedy", "greedy tokens equal the reference's", inapplicable=_cannot)
 def greedy(context: CheckContext) -> CheckResult:
     """Each token the artifact chooses is the reference's choice for the same prefix, or tied with it.
 

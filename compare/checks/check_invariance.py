@@ -31,7 +31,7 @@ def _cannot(context: CheckContext) -> str | None:
     return None if _prompt(context) > 1 else "the cache is too small for rows of unequal length"
 
 
-@check("invariance", "a row alone and in a batch, and with other rows beside it", order=46, inapplicable=_cannot)
+@check("invariance", "a row alone and in a batch, and with other rows beside it", inapplicable=_cannot)
 def invariance(context: CheckContext) -> CheckResult:
     """Where `batch` holds rows against the reference, this holds a row against itself.
 

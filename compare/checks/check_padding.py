@@ -32,7 +32,7 @@ def _cannot(context: CheckContext) -> str | None:
     return None if _sizes(context)[1] else "the judged sequence is too short for a prompt with padding"
 
 
-@check("padding", "tokens in the padding of a prompt have no influence", order=43, inapplicable=_cannot)
+@check("padding", "tokens in the padding of a prompt have no influence", inapplicable=_cannot)
 def padding(context: CheckContext) -> CheckResult:
     """A padded prefill and steps through the padding's slots, with two sorts of tokens in the padding.
 

@@ -24,7 +24,7 @@ def _no_file(context: CheckContext) -> str | None:
     return None
 
 
-@check("parameters", "the file's weights: their number, shapes and values", order=60, inapplicable=_no_file)
+@check("parameters", "the file's weights: their number, shapes and values", inapplicable=_no_file)
 def parameters(context: CheckContext) -> CheckResult:
     """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
     assert context.weights is not None

@@ -34,7 +34,6 @@ def _no_slots(context: CheckContext) -> str | None:
 @check(
     "slots",
     "written slots hold eager's keys and values, all others stay unseen and as they were",
-    order=35,
     inapplicable=_no_slots,
 )
 def slots(context: CheckContext) -> CheckResult:

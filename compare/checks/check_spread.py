@@ -9,7 +9,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.judge_positions import judge_stretch
 
 
-@check("spread", "single steps and short chunks in turn, over the whole cache", order=28, to_last_slot=True)
+@check("spread", "single steps and short chunks in turn, over the whole cache", to_last_slot=True)
 def spread(context: CheckContext) -> CheckResult:
     """A walk of its own from slot 0 to M - 1. `prefill`, `decode` and `last-slot` take long stretches in one way each;
     here a step comes in every part of the cache, and chunks of many lengths begin at many places.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockexport.compare.audits.type_audit import audit_types
 from blockexport.compare.core.check import CheckResult, Verdict, check
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.judge import precision_of
+from blockexport.models.precision import Precision
 
 
 def _no_graph(context: CheckContext) -> str | None:
@@ -14,11 +14,11 @@ def _no_graph(context: CheckContext) -> str | None:
     return "this backend runs no ONNX graph" if context.graph is None else None
 
 
-@check("types", "the types along stream, norms, attention, cache and head", order=65, inapplicable=_no_graph)
+@check("types", "the types along stream, norms, attention, cache and head", inapplicable=_no_graph)
 def types(context: CheckContext) -> CheckResult:
     """Everything is in the precision asked for, and norm statistics and RoPE are in float32."""
     assert context.graph is not None
-    audit = audit_types(context.graph(), precision_of(context.decoder.dtype), context.config.num_hidden_layers)
+    audit = audit_types(context.graph(), Precision.of(context.decoder.dtype), context.config.num_hidden_layers)
     figures = {"casts": audit.casts, **{row.role: row.found for row in audit.rows}}
     if audit.problems:
         return CheckResult("types", Verdict.FAIL, "; ".join(audit.problems), figures)

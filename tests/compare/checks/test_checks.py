@@ -10,7 +10,8 @@ import torch
 
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.checks import check_parameters
-from blockexport.compare.core.check import Verdict, all_checks
+from blockexport.compare.checks.catalogue import ALL_CHECKS
+from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
 from blockexport.models.block.cache import empty_cache
@@ -58,7 +59,7 @@ def failed(report: Report) -> set[str]:
 
 def test_every_check_is_known_here() -> None:
     # What is read off a graph is tested with graphs, in test_type_audit.py and test_constants.py.
-    assert {entry.name for entry in all_checks()} == ALL | GRAPH
+    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from blockexport.compare.core.check import CheckResult, Verdict, all_checks
+from blockexport.compare.checks.catalogue import ALL_CHECKS
+from blockexport.compare.core.check import CheckResult, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.explain.explain import Explanation, explain
 from blockexport.compare.explain.failing_calls import ALONG, no_walk, walk_of
@@ -121,7 +122,7 @@ def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCh
 def test_every_check_has_a_walk_or_a_reason(tiny: MemoryCheckpoint) -> None:
     context = _context(tiny)
     reasons = set()
-    for entry in all_checks():
+    for entry in ALL_CHECKS:
         walk = walk_of(CheckResult(entry.name, Verdict.FAIL, "", {"prompt": 3, "tokens": [1, 2]}), context)
         if walk is not None:
             assert walk.calls[0].start == 0 and walk.calls[-1].stop <= len(walk.ids_S) and walk.within

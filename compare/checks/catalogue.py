@@ -1,0 +1,52 @@
+"""Every check, in the order in which they run and are reported."""
+
+from __future__ import annotations
+
+from blockexport.compare.checks.check_batch import batch
+from blockexport.compare.checks.check_cached_path import decode, last_slot, prefill
+from blockexport.compare.checks.check_capacity import capacity
+from blockexport.compare.checks.check_causality import causality
+from blockexport.compare.checks.check_chunked import chunked
+from blockexport.compare.checks.check_constants import constants
+from blockexport.compare.checks.check_determinism import determinism
+from blockexport.compare.checks.check_greedy import greedy
+from blockexport.compare.checks.check_invariance import invariance
+from blockexport.compare.checks.check_padding import padding
+from blockexport.compare.checks.check_parameters import parameters
+from blockexport.compare.checks.check_slots import slots
+from blockexport.compare.checks.check_spread import spread
+from blockexport.compare.checks.check_types import types
+from blockexport.compare.core.check import Check
+from blockexport.models.errors import UsageError
+
+ALL_CHECKS: tuple[Check, ...] = (
+    prefill,
+    decode,
+    chunked,
+    spread,
+    last_slot,
+    slots,
+    capacity,
+    causality,
+    padding,
+    batch,
+    invariance,
+    greedy,
+    determinism,
+    parameters,
+    types,
+    constants,
+)
+
+
+def choose_checks(names: tuple[str, ...]) -> tuple[Check, ...]:
+    """The checks called `names`, all when there are none.
+
+    Raises:
+        UsageError: no check has that name.
+    """
+    known = [entry.name for entry in ALL_CHECKS]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no check {name!r}: there are {', '.join(known)}")
+    return tuple(entry for entry in ALL_CHECKS if not names or entry.name in names)
