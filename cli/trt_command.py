@@ -305,8 +305,8 @@ def _build(
 
 
 def _write_timing_cache(path: Path, content: bytes) -> None:
-    from blockexport.export.bundle.atomic_write import partial_path
-    from blockexport.export.bundle.disk import disk_errors
+    from blockexport.export.output.atomic_write import partial_path
+    from blockexport.export.output.disk import disk_errors
 
     partial = partial_path(path)
     with disk_errors(path.parent):

@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from blockexport.export.bundle.disk import check_parents, disk_errors
+from blockexport.export.output.disk import check_parents, disk_errors
 from blockexport.models.errors import UsageError
 
 CPP_BACKENDS = ("onnxruntime", "aoti", "tensorrt", "tensorrt-rtx")

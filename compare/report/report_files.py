@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
-from blockexport.export.bundle.atomic_write import partial_path
+from blockexport.export.output.atomic_write import partial_path
 from blockexport.models.errors import UsageError
 
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from blockexport.export.bundle.atomic_write import locked, rename_together
-from blockexport.export.bundle.disk import check_parents, disk_errors
 from blockexport.export.bundle.manifest import (
     MANIFEST,
     FileEntry,
@@ -21,6 +19,8 @@ from blockexport.export.bundle.manifest import (
     write_beside_manifest,
     write_manifest,
 )
+from blockexport.export.output.atomic_write import locked, rename_together
+from blockexport.export.output.disk import check_parents, disk_errors
 from blockexport.models.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockexport.export.bundle.disk import check_free_space
 from blockexport.export.bundle.manifest import sha256_of
+from blockexport.export.output.disk import check_free_space
 from blockexport.models.errors import UsageError
 
 _FICLONE = 0x40049409  # linux/fs.h; Python's fcntl has it from 3.13 on

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from blockexport.export.bundle.atomic_write import partial_path
-from blockexport.export.bundle.disk import disk_errors
+from blockexport.export.output.atomic_write import partial_path
+from blockexport.export.output.disk import disk_errors
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError

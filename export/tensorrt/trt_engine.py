@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blockexport.export.bundle.atomic_write import partial_path, remove_abandoned
 from blockexport.export.bundle.bundle import add_files
-from blockexport.export.bundle.disk import check_free_space
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
+from blockexport.export.output.atomic_write import partial_path, remove_abandoned
+from blockexport.export.output.disk import check_free_space
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, ascending
 from blockexport.export.tensorrt.trt_build import Built
 from blockexport.export.tensorrt.trt_network import Profile

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-from blockexport.export.bundle.disk import disk_errors
 from blockexport.export.bundle.manifest import Manifest
+from blockexport.export.output.disk import disk_errors
 from blockexport.export.tensorrt.trt_adapter import BuildOptions, load_backend
 from blockexport.export.tensorrt.trt_build import Built, build_engine
 from blockexport.export.tensorrt.trt_network import Profile

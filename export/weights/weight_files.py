@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.clone_file import clone_files
-from blockexport.export.bundle.disk import check_free_space, disk_errors, removed_on_failure
+from blockexport.export.output.disk import check_free_space, disk_errors, removed_on_failure
 from blockexport.export.weights.conversion_report import ConversionReport, report_of
 from blockexport.export.weights.safetensors_writer import HashingWriter, header_bytes, raw_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry

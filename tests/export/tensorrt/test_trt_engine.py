@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from blockexport.export.bundle import bundle as bundles
-from blockexport.export.bundle.atomic_write import LOCK, locked, partial_path, remove_abandoned, rename_together
 from blockexport.export.bundle.bundle import add_files
 from blockexport.export.bundle.manifest import Manifest, read_manifest, sha256_of, write_manifest
+from blockexport.export.output.atomic_write import LOCK, locked, partial_path, remove_abandoned, rename_together
 from blockexport.export.tensorrt.trt_engine import (
     check_sources,
     engine_name,
