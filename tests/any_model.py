@@ -54,7 +54,7 @@ def draw(seed: int) -> Drawn:
     """Four seeds in a row are of four families, and eight of both precisions of each; the rest is chance."""
     chance = random.Random(seed)
     family = FAMILIES[seed % 4]
-    in_gguf = chance.random() < 0.3
+    in_gguf = chance.random() < 0.3 and family != "mistral"  # whose window a GGUF file cannot say
     heads, head_dim = chance.choice((1, 2, 3, 4, 6, 8)), chance.choice((4, 6, 8, 10, 16, 22))
     layers = chance.randint(1, 4)
     config = ModelConfig(
@@ -69,7 +69,7 @@ def draw(seed: int) -> Drawn:
         max_position_embeddings=chance.choice((256, 512)),
         rms_norm_eps=chance.choice((1e-5, 1e-6)),
         rope_theta=chance.choice((10_000.0, 100_000.0, 1_000_000.0)),
-        rope_scaling=_scaling(chance, head_dim, in_gguf),
+        rope_scaling=_scaling(chance, head_dim, family, in_gguf),
         qk_norm=family == "qwen3",
         tie_word_embeddings=chance.random() < 0.4,
         dtype="float32" if in_gguf else chance.choice(("float32", "float16", "bfloat16")),
@@ -89,10 +89,12 @@ def draw(seed: int) -> Drawn:
     )
 
 
-def _scaling(chance: random.Random, head_dim: int, in_gguf: bool) -> RopeScaling | None:
+def _scaling(chance: random.Random, head_dim: int, family: str, in_gguf: bool) -> RopeScaling | None:
     linear = RopeScaling("linear", factor=chance.choice((2.0, 4.0)))
     if not in_gguf:
         return chance.choice((None, linear, RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_position_embeddings=32)))
+    if family != "llama":
+        return chance.choice((None, linear))
     factors = tuple(float(np.float32(chance.uniform(1, 8))) for _ in range(head_dim // 2))
     return chance.choice((None, linear, RopeScaling("freq_factors", freq_factors=factors)))
 
@@ -102,15 +104,14 @@ def _family_options(chance: random.Random, family: str, layers: int, in_gguf: bo
     biased = family == "qwen2" or (family in ("llama", "qwen3") and chance.random() < 0.5)
     options = {
         "qkv_bias": biased,
-        "o_bias": biased and family != "qwen2",
+        "o_bias": biased and (family == "llama" or (family == "qwen3" and not in_gguf)),
         "mlp_bias": family == "llama" and chance.random() < 0.4,
     }
-    # In a GGUF file a window is what makes a Mistral of a Llama, and that a Qwen model has one cannot be said.
-    if family == "llama" or (in_gguf and family != "mistral"):
+    if family == "llama" or in_gguf:
         return options
     kinds: tuple[LayerType, ...] = ("full_attention", "sliding_attention")
     types = tuple(chance.choice(kinds[family == "mistral" :]) for _ in range(layers))
-    if "sliding_attention" not in types or (not in_gguf and chance.random() < 0.3):
+    if "sliding_attention" not in types or chance.random() < 0.3:
         return options
     return {**options, "sliding_window": chance.randint(2, 30), "layer_types": types}
 
@@ -129,8 +130,6 @@ def write(drawn: Drawn, seed: int, folder: Path) -> Path:
     elif scaling is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling.factor)
-    if config.sliding_window is not None:
-        writer.add_sliding_window(config.sliding_window)
     add_weights(writer, config, weights)
     close_gguf(writer)
     return folder / "model.gguf"

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file into a ModelConfig, for the architectures llama (and mistral under that name), qwen2, qwen3.
+"""Metadata of a GGUF file into a ModelConfig, for the architectures llama (Mistral's too), qwen2 and qwen3.
 
 Source of the keys: `gguf.constants.Keys` of the gguf package and the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every `{architecture}.*` key is read, accepted at the one
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from blockexport.models.config.config_fields import MAX_LAYERS, RawFields, check_heads, derived_head_dim, shown
-from blockexport.models.config.model_config import LayerType, ModelConfig, RopeScaling
+from blockexport.models.config.model_config import ModelConfig, RopeScaling
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 DEFAULT_ROPE_THETA = 10_000.0
@@ -75,9 +75,9 @@ def config_from_gguf(
     key_value_heads = _same_in_all_layers(raw, f"{arch}.attention.head_count_kv", heads)
     head_dim = _head_dim(raw, arch, hidden_size, heads)
     check_heads(raw, heads, key_value_heads, head_dim)
-    window, layer_types = _windows(raw, arch, layers)
+    _refuse_a_window(raw, arch)
     config = ModelConfig(
-        model_type="mistral" if arch == "llama" and window else arch,
+        model_type=arch,
         vocab_size=_vocab_size(raw, arch),
         hidden_size=hidden_size,
         intermediate_size=_same_in_all_layers(raw, f"{arch}.feed_forward_length"),
@@ -90,11 +90,9 @@ def config_from_gguf(
         rope_theta=_decimal(raw.number(f"{arch}.rope.freq_base", DEFAULT_ROPE_THETA)),
         rope_scaling=_rope_scaling(raw, arch, freq_factors, head_dim),
         qkv_bias=_any_bias(tensor_names, "attn_q", "attn_k", "attn_v"),
-        o_bias=_any_bias(tensor_names, "attn_output"),
-        mlp_bias=_any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
+        o_bias=arch == "llama" and _any_bias(tensor_names, "attn_output"),
+        mlp_bias=arch == "llama" and _any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
         qk_norm=arch == "qwen3",
-        sliding_window=window,
-        layer_types=layer_types,
         tie_word_embeddings="output.weight" not in tensor_names,
         dtype=FILE_TYPE_DTYPES.get(raw.integer("general.file_type", 0, minimum=0), "float32"),
         bos_token_id=raw.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
@@ -183,6 +181,11 @@ def _rope_scaling(
         raise raw.error(f"{prefix}.factor is {factor} and {prefix}.type is 'none'; set the type to linear")
     if freq_factors is None:
         return RopeScaling("linear", factor=factor) if kind == "linear" else None
+    if arch != "llama":
+        raise raw.error(
+            f"there is a rope_freqs.weight, which llama.cpp reads in the architecture llama and refuses in {arch}: "
+            "convert the model anew"
+        )
     if kind == "linear" and factor != 1.0:
         raise raw.error(f"{prefix}.type is 'linear' and there is a rope_freqs.weight; both at once are not implemented")
     if len(freq_factors) != head_dim // 2:
@@ -192,27 +195,22 @@ def _rope_scaling(
     return RopeScaling("freq_factors", freq_factors=freq_factors)
 
 
-def _windows(raw: RawFields, arch: str, layers: int) -> tuple[int | None, tuple[LayerType, ...]]:
-    """A window in a llama file is mistral's and for every layer; in a qwen file nothing says which layers have it."""
+def _refuse_a_window(raw: RawFields, arch: str) -> None:
+    """llama.cpp reads no window in these architectures: whatever the file says, every layer sees the whole prefix.
+
+    What the writer of such a file meant and what its readers compute are two things, unless the window is as long as
+    the context.
+    """
     key, pattern_key = f"{arch}.attention.sliding_window", f"{arch}.attention.sliding_window_pattern"
     window = raw.integer(key, 0, minimum=0)
     pattern = raw.get(pattern_key)
-    if window == 0:
-        return None, ()
-    if pattern is not None:
-        if not isinstance(pattern, list | tuple) or len(pattern) != layers or {type(p) for p in pattern} != {bool}:
-            raise raw.error(f"{pattern_key} is {shown(pattern)}; it must be true or false for each of {layers} layers")
-        if not any(pattern):
-            return None, ()
-        types: tuple[LayerType, ...] = tuple("sliding_attention" if p else "full_attention" for p in pattern)
-        return window, types
-    if arch != "llama":
+    none_has_it = isinstance(pattern, list | tuple) and not any(pattern)
+    if 0 < window < raw.integer(f"{arch}.context_length") and not none_has_it:
         raise raw.error(
-            f"{key} is {window}, and nothing in the file says which layers have the window; "
-            "export from the Hugging Face checkpoint, whose config.json says it"
+            f"{key} is {window}, which llama.cpp ignores in the architecture {arch}: it lets every layer see the whole "
+            "prefix. Export the Hugging Face checkpoint, whose config.json says which layers have a window; or remove "
+            "the key from a copy of the file, if the model has none"
         )
-    every: LayerType = "sliding_attention"
-    return window, (every,) * layers
 
 
 def _any_bias(tensor_names: Collection[str], *parts: str) -> bool:

@@ -1,5 +1,5 @@
 """RoPE settings of a Hugging Face `config.json`, in the old form (`rope_theta`, `rope_scaling`) and the new
-(`rope_parameters`, flat or per layer type), resolved as transformers' modeling_rope_utils.py resolves them.
+(`rope_parameters`), resolved as transformers' modeling_rope_utils.py resolves them.
 
 Where transformers would let one of two disagreeing keys win, both are named and the config is refused.
 """
@@ -34,6 +34,7 @@ def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float
             continue
         if not isinstance(value, Mapping):
             raise fields.error(f"{key} is {shown(value)}; it must be an object or null")
+        _refuse_per_layer_type(fields, key, value)
         found.append((key, _parse(fields, key, value, outer_original, max_position_embeddings)))
     if len(found) == 2 and found[0][1].scaling != found[1][1].scaling:
         raise fields.error(
@@ -50,25 +51,19 @@ def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float
     return (thetas[0][1] if thetas and thetas[0][1] is not None else DEFAULT_ROPE_THETA), scaling
 
 
+def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]) -> None:
+    """Every family here has one RoPE. transformers 5 ignores an object per layer type in llama and mistral, and takes
+    the default RoPE; in qwen2 and qwen3 it stops at the key."""
+    nested = [layer_type for layer_type in value if layer_type in LAYER_TYPES]
+    if nested:
+        raise fields.error(
+            f"{key} is {shown(value)}, parameters per layer type ({', '.join(nested)}), which a family with one RoPE "
+            "for all layers does not have: transformers ignores them or stops. Write the parameters directly into "
+            f"{key}, if they are meant for every layer"
+        )
+
+
 def _parse(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int) -> Rope:
-    """One object, or one object per layer type as long as they all say the same."""
-    if not any(layer_type in value for layer_type in LAYER_TYPES):
-        return _parse_flat(fields, key, value, outer, max_position)
-    parsed: list[Rope] = []
-    for layer_type, inner in value.items():
-        if layer_type not in LAYER_TYPES or not isinstance(inner, Mapping):
-            raise fields.error(
-                f"{key}.{layer_type} is {shown(inner)}; RoPE per layer type is an object under each of "
-                f"{', '.join(LAYER_TYPES)} and nothing else"
-            )
-        parsed.append(_parse_flat(fields, f"{key}.{layer_type}", inner, outer, max_position))
-    if any(rope != parsed[0] for rope in parsed):
-        named = " and ".join(f"{key}.{layer_type} is {shown(inner)}" for layer_type, inner in value.items())
-        raise fields.error(f"{named}; only one RoPE for all layers can be exported")
-    return parsed[0]
-
-
-def _parse_flat(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int) -> Rope:
     inner = RawFields({f"{key}.{name}": item for name, item in value.items()}, fields.where)
     rope_type = _rope_type(inner, key)
     theta = inner.number(f"{key}.rope_theta") if inner.has(f"{key}.rope_theta") else None

@@ -93,12 +93,12 @@ def test_optional_keys_have_the_defaults_of_the_format() -> None:
 
 def test_head_width_biases_norms_and_head_are_seen() -> None:
     names = ["blk.2.attn_v.bias", "blk.0.attn_output.bias", "blk.1.ffn_up.bias"]
-    data = metadata("qwen3", attention__key_length=10, attention__value_length=10, rope__dimension_count=10)
+    data = metadata(attention__key_length=10, attention__value_length=10, rope__dimension_count=10)
     config = read(data, names=names)
     assert config.head_dim == 10
     assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (True, True, True)
-    assert config.qk_norm
     assert config.tie_word_embeddings
+    assert not config.qk_norm and read(metadata("qwen3")).qk_norm
     plain = read(metadata("qwen2"))
     assert (plain.qkv_bias, plain.o_bias, plain.mlp_bias, plain.qk_norm) == (False, False, False, False)
     assert not plain.tie_word_embeddings
@@ -123,17 +123,12 @@ def test_rope_scaling(changes: dict[str, Any], factors: tuple[float, ...] | None
     assert read(metadata(**changes), factors).rope_scaling == scaling
 
 
-def test_a_window_in_a_llama_file_is_mistrals() -> None:
-    config = read(metadata(attention__sliding_window=17))
-    assert config.model_type == "mistral"
-    assert [config.window_of(layer) for layer in range(3)] == [17, 17, 17]
-    assert read(metadata(attention__sliding_window=0)).window_of(0) is None
-
-
-def test_a_window_pattern_gives_each_layer_its_own() -> None:
-    data = metadata("qwen2", attention__sliding_window=17, attention__sliding_window_pattern=[True, False, True])
-    config = read(data)
-    assert [config.window_of(layer) for layer in range(3)] == [17, None, 17]
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_a_window_that_no_reader_would_apply_is_no_window(arch: str) -> None:
+    assert read(metadata(arch, attention__sliding_window=0)) == read(metadata(arch))
+    assert read(metadata(arch, attention__sliding_window=512)) == read(metadata(arch)), "as long as the context"
+    unused = metadata(arch, attention__sliding_window=17, attention__sliding_window_pattern=[False] * 3)
+    assert read(unused) == read(metadata(arch))
 
 
 def test_all_the_ends_of_a_chat_end_it() -> None:
@@ -171,9 +166,11 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (metadata(block_count=4_000_000_000), ["block_count", "10000"]),
     (metadata(context_length=None), ["llama.context_length"]),
     (metadata(attention__layer_norm_rms_epsilon=float("nan")), ["NaN"]),
-    (metadata("qwen2", attention__sliding_window=17), ["sliding_window", "which layers"]),
-    (metadata(attention__sliding_window=17, attention__sliding_window_pattern=[True]), ["pattern", "3 layers"]),
-    (metadata(attention__sliding_window=17, attention__sliding_window_pattern=2), ["pattern", "3 layers"]),
+    (metadata(attention__sliding_window=17), ["sliding_window is 17", "llama.cpp ignores", "architecture llama"]),
+    (metadata("qwen2", attention__sliding_window=17), ["sliding_window is 17", "llama.cpp ignores"]),
+    (metadata("qwen3", attention__sliding_window=511), ["sliding_window is 511", "llama.cpp ignores"]),
+    (metadata(attention__sliding_window=17, attention__sliding_window_pattern=[True, False]), ["llama.cpp ignores"]),
+    (metadata("qwen2", attention__sliding_window=17, attention__sliding_window_pattern=2), ["llama.cpp ignores"]),
     (metadata(attention__new_trick=3), ["llama.attention.new_trick = 3"]),
     ({**metadata(), "qwen2.block_count": 3}, ["qwen2.block_count = 3"]),
     ({**metadata(), "clip.vision.block_count": 3}, ["clip.vision.block_count"]),
@@ -195,6 +192,7 @@ def test_refuses_by_name(data: dict[str, Any], said: list[str]) -> None:
 @pytest.mark.parametrize(
     ("factors", "changes", "said"),
     [
+        ((1.0, 2.0, 4.0, 8.0), {"arch": "qwen2"}, "refuses in qwen2"),
         ((1.0, 2.0), {}, "has 2 values"),
         ((1.0, 2.0, 0.0, 8.0), {}, "above zero"),
         ((1.0, 2.0, float("nan"), 8.0), {}, "finite"),

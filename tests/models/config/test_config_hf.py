@@ -188,13 +188,6 @@ def test_accepts_the_keys_of_published_models(name: str) -> None:
     assert config.model_type == PUBLISHED[name]["model_type"]
 
 
-def test_rope_per_layer_type_is_taken_when_all_say_the_same() -> None:
-    flat = {**LLAMA3, "rope_theta": 5e5}
-    nested = {"full_attention": dict(flat), "sliding_attention": dict(flat)}
-    config = config_from_hf(old_form("qwen3", {"rope_parameters": nested}), "x")
-    assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 128))
-
-
 def test_llama3_scaling_starts_from_the_length_beside_it_or_the_model_s_own() -> None:
     scaling = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
     beside = config_from_hf(old_form("llama", {"rope_scaling": scaling, "original_max_position_embeddings": 64}), "x")
@@ -246,13 +239,10 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
         ["low_freq_factor is 4.0", "high_freq_factor is 4.0"],
     ),
     ("llama", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, ["128", "64"]),
-    ("qwen3", {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LINEAR, "factor": 3.0}}}, ["3.0"]),
-    (
-        "qwen3",
-        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": None}},
-        ["sliding_attention", "null"],
-    ),
-    ("qwen3", {"rope_parameters": {"full_attention": LINEAR, "rope_theta": 1e4}}, ["rope_parameters.rope_theta"]),
+    ("qwen3", {"rope_parameters": {"full_attention": LINEAR, "rope_theta": 1e4}}, ["per layer type (full_attention)"]),
+    ("llama", {"rope_scaling": {"full_attention": LINEAR, "sliding_attention": LINEAR}}, ["rope_scaling", "ignores"]),
+    ("mistral", {"rope_parameters": {"sliding_attention": None}}, ["rope_parameters", "per layer type"]),
+    ("qwen2", {"rope_parameters": {"chunked_attention": LINEAR}}, ["rope_parameters.chunked_attention"]),
     ("qwen2", {"layer_types": MIXED[:3], "use_sliding_window": True}, ["3", "5"]),
     ("qwen2", {"layer_types": MIXED}, ["layer_types", "use_sliding_window"]),
     ("qwen2", {"use_sliding_window": True, "sliding_window": None}, ["use_sliding_window", "null"]),

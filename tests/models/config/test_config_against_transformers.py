@@ -1,0 +1,122 @@
+"""A config.json that can be read in two ways is refused, or read as transformers reads it: the logits are compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from blockexport.models.block.cache import empty_cache
+from blockexport.models.checkpoints.load_weights import load_model
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.errors import UsageError
+
+SLOTS = 48
+BASE: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": SLOTS,
+    "rope_theta": 1000.0,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 200.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+MIXED = ["full_attention", "sliding_attention"]
+ALL, NONE = "llama mistral qwen2 qwen3", ""
+
+# What is changed (None removes a key), and the families in which that is refused; in the others the logits are equal.
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "as it is": ({}, NONE),
+    "a head width of its own": ({"head_dim": 16}, NONE),
+    "the old RoPE keys": ({"rope_scaling": {"type": "linear", "factor": 4}}, NONE),
+    "theta inside of rope_scaling": ({"rope_theta": None, "rope_scaling": {**LINEAR, "rope_theta": 200.0}}, NONE),
+    "theta beside rope_parameters": ({"rope_theta": 200.0, "rope_parameters": LINEAR}, NONE),
+    "RoPE said twice": ({"rope_scaling": LINEAR, "rope_parameters": LINEAR}, NONE),
+    "RoPE said in two ways": ({"rope_theta": None, "rope_scaling": LINEAR, "rope_parameters": PLAIN}, ALL),
+    "a factor without a type": ({"rope_scaling": {"factor": 4.0}}, ALL),
+    "no RoPE keys at all": ({"rope_theta": None}, NONE),
+    "llama3 without its old length": ({"rope_scaling": LLAMA3}, NONE),
+    "llama3 with the length beside": ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 16}, NONE),
+    "RoPE per layer type": ({"rope_theta": None, "rope_parameters": {"full_attention": PLAIN}}, ALL),
+    "RoPE per layer type, of both": ({"rope_theta": None, "rope_parameters": dict.fromkeys(MIXED, PLAIN)}, ALL),
+    "RoPE per layer type not there": ({"rope_theta": None, "rope_parameters": {"sliding_attention": PLAIN}}, ALL),
+    "scaling per layer type": ({"rope_scaling": {"full_attention": LINEAR}}, ALL),
+    "scaling per layer type, with theta": (
+        {"rope_theta": None, "rope_scaling": {"full_attention": {**LINEAR, "rope_theta": 200.0}}},
+        ALL,
+    ),
+    "part of the head rotated": ({"partial_rotary_factor": 0.5}, ALL),
+    "part of the head rotated, inside": ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}, ALL),
+    "a window": ({"sliding_window": 5}, "llama"),
+    "a window switched on": (
+        {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+        "llama mistral",
+    ),
+    "a window switched off": ({"sliding_window": 5, "use_sliding_window": False}, "llama mistral"),
+    "a window by layer": ({"sliding_window": 5, "use_sliding_window": True, "layer_types": MIXED}, "llama mistral"),
+    "a window by layer, not switched on": ({"sliding_window": 5, "layer_types": MIXED}, ALL),
+    "a window in every layer": (
+        {"sliding_window": 5, "layer_types": ["sliding_attention"] * 2, "head_dim": 8},
+        "llama qwen2 qwen3",
+    ),
+    "no window": ({"sliding_window": None}, NONE),
+    "biases in attention": ({"attention_bias": True}, "mistral"),
+    "no biases in attention": ({"attention_bias": False}, "qwen2"),
+    "biases in the MLP": ({"mlp_bias": True}, "mistral qwen2 qwen3"),
+    "a tied head": ({"tie_word_embeddings": True}, NONE),
+    "an activation under its other name": ({"hidden_act": "swish"}, NONE),
+    "not causal": ({"is_causal": False}, ALL),
+    "seeing both sides": ({"use_bidirectional_attention": True}, ALL),
+    "neighbouring pairs": ({"rope_interleaved": True}, ALL),
+    "another architecture's name": ({"architectures": ["GemmaForCausalLM"]}, NONE),
+    "a multiplier": ({"attention_multiplier": 0.1}, ALL),
+}
+
+
+def write_model(folder: Path, family: str, changes: dict[str, Any]) -> Any:
+    """A folder with this config.json and weights for the model that transformers builds from it; the model, or None
+    where transformers stops."""
+    data = {"model_type": family, **BASE, **changes}
+    data = {key: value for key, value in data.items() if value is not None or key == "sliding_window"}
+    (folder / "config.json").write_text(json.dumps(data))
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_config(config).float().eval().requires_grad_(False)
+    except (KeyError, TypeError):
+        return None
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 1.5 + 0.25)
+        else:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    save_file({name: value.detach().clone() for name, value in model.named_parameters()}, folder / "model.safetensors")
+    return model
+
+
+@pytest.mark.parametrize("family", ALL.split())
+@pytest.mark.parametrize("form", FORMS)
+def test_the_logits_are_transformers_or_the_config_is_refused(form: str, family: str, tmp_path: Path) -> None:
+    changes, refusing = FORMS[form]
+    theirs = write_model(tmp_path, family, changes)
+    if family in refusing.split():
+        with pytest.raises(UsageError):
+            open_checkpoint(str(tmp_path))
+        return
+    ids_BS = torch.randint(0, 61, (1, SLOTS), generator=torch.Generator().manual_seed(3))
+    checkpoint = open_checkpoint(str(tmp_path))
+    past = empty_cache(checkpoint.config, 1, SLOTS, torch.float32)
+    logits = load_model(checkpoint, torch.float32, SLOTS)(ids_BS, torch.arange(SLOTS)[None], past)[0]
+    expected = theirs(ids_BS).logits
+    assert expected.std() > 0.5, "a model whose logits are all alike proves nothing"
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
