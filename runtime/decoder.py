@@ -7,12 +7,14 @@ slot are the same number. The interface checks what a graph cannot: that new tok
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.errors import UsageError
+from blockexport.models.errors import ArtifactError, UsageError
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,12 @@ class Decoder(ABC):
 
         Raises:
             UsageError: a row would be written past its last slot, or shapes disagree.
+            ArtifactError: the artifact fails while it runs, or gives an output of another shape than it should.
         """
         self._check(inputs, position_ids_BS)
-        return self._run(inputs, position_ids_BS)
+        outputs = self._run(inputs, position_ids_BS)
+        require_shape(self._output_name, outputs.shape, self._output_shape(position_ids_BS), position_ids_BS)
+        return outputs
 
     def _check(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> None:
         if inputs.shape[:2] != position_ids_BS.shape:
@@ -116,6 +121,15 @@ class Decoder(ABC):
                 "shorten the input or export with a larger --max-sequence-length"
             )
 
+    @property
+    def _output_name(self) -> str:
+        return io_names.HIDDEN_STATES if self.headless else io_names.LOGITS
+
+    def _output_shape(self, position_ids_BS: torch.Tensor) -> tuple[int, int, int]:
+        rows, length = position_ids_BS.shape
+        width = self.config.hidden_size if self.headless else self.config.vocab_size
+        return rows, 1 if self.last_logits_only else length, width
+
     @abstractmethod
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value of a layer, [B, K, M, H] each, as views where the backend can share memory: writing into
@@ -128,3 +142,17 @@ class Decoder(ABC):
     @abstractmethod
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Run the artifact on checked inputs and update the cache."""
+
+
+def require_shape(name: str, found: Sequence[int], wanted: Sequence[int], position_ids_BS: torch.Tensor) -> None:
+    """Hold an output's shape against the one it should have.
+
+    Raises:
+        ArtifactError: it has another.
+    """
+    if tuple(found) != tuple(wanted):
+        rows, length = position_ids_BS.shape
+        raise ArtifactError(
+            f"{name} comes out as {list(found)} and should be {list(wanted)}, on {rows} x {length} tokens from "
+            f"position {int(position_ids_BS[0, 0])} on"
+        )

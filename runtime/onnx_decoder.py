@@ -17,7 +17,7 @@ from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
-from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.decoder import Decoder, require_shape
 from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 # ONNX element types (onnx.TensorProto.DataType), which is how a binding names types that NumPy lacks.
@@ -57,8 +57,6 @@ class OnnxDecoder(Decoder):
         self.headless = manifest.headless
         self._session = _session(folder, manifest, self.max_sequence_length, low_memory, threads)
         self._input = io_names.INPUTS_EMBEDS if self.headless else io_names.INPUT_IDS
-        self._output = io_names.HIDDEN_STATES if self.headless else io_names.LOGITS
-        self._width = self.config.hidden_size if self.headless else self.config.vocab_size
         self.reset()
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,19 +73,36 @@ class OnnxDecoder(Decoder):
             self._bind(self._binding.bind_output, present, buffer)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        batch_size, sequence_length = position_ids_BS.shape
         given = inputs.to(self.dtype if self.headless else torch.int64).contiguous()
         positions = position_ids_BS.to(torch.int64).contiguous()
-        rows = 1 if self.last_logits_only else sequence_length
-        output = torch.empty(batch_size, rows, self._width, dtype=self.dtype)
+        output = torch.empty(self._output_shape(position_ids_BS), dtype=self.dtype)
         self._bind(self._binding.bind_input, self._input, given)
         self._bind(self._binding.bind_input, io_names.POSITION_IDS, positions)
-        self._bind(self._binding.bind_output, self._output, output)
+        self._bind(self._binding.bind_output, self._output_name, output)
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            self._require_shapes(output, position_ids_BS)
             raise failed_node(error) from error
         return output
+
+    def _require_shapes(self, output: torch.Tensor, position_ids_BS: torch.Tensor) -> None:
+        """Once more, after a run that failed, with outputs that may take any shape: is one of a wrong shape the reason?
+
+        Raises:
+            ArtifactError: it is.
+        """
+        # In the order of their first binding, which a binding keeps.
+        wanted = dict(zip(io_names.present_names(self.config.num_hidden_layers), self._past, strict=True))
+        wanted[self._output_name] = output
+        for name in wanted:
+            self._binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception:  # as above; the first run's error tells more
+            return
+        for (name, tensor), value in zip(wanted.items(), self._binding.get_outputs(), strict=True):
+            require_shape(name, value.shape(), tensor.shape, position_ids_BS)
 
     @staticmethod
     def _bind(method: object, name: str, tensor: torch.Tensor) -> None:

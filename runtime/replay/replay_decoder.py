@@ -12,7 +12,7 @@ from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
-from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.decoder import Decoder, require_shape
 from blockexport.runtime.replay.replay_graph import Observer, ReplayGraph
 
 
@@ -84,5 +84,7 @@ class ReplayDecoder(Decoder):
             **dict(zip(io_names.past_names(layers), self._past, strict=True)),
         }
         outputs = self.graph.run(feeds, self.observer)
+        for name, past in zip(io_names.present_names(layers), self._past, strict=True):
+            require_shape(name, outputs[name].shape, past.shape, position_ids_BS)
         self._past = [outputs[name] for name in io_names.present_names(layers)]
         return outputs[io_names.HIDDEN_STATES if self.headless else io_names.LOGITS]

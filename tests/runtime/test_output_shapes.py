@@ -1,0 +1,56 @@
+"""A graph whose outputs come out in another shape than they should: found in every backend, and named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockexport.cli.main import main
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.errors import ArtifactError
+from blockexport.runtime.open import open_decoder
+from tests.exported import export
+from tests.output_cuts import CUTS, write_cut
+from tests.small_models import small_config, small_weights, write_folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, config = tmp_path_factory.mktemp("shapes"), small_config("llama")
+    write_folder(folder / "source", config, small_weights(config))
+    export(open_checkpoint(str(folder / "source")), folder / "bundle", slots=32)
+    return folder / "bundle"
+
+
+def cut_bundle(bundle: Path, folder: Path, name: str) -> Path:
+    shutil.copytree(bundle, folder)
+    write_cut(bundle / "model.onnx", folder / "model.onnx", CUTS[name][0])
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "replay"])
+@pytest.mark.parametrize("name", CUTS)
+def test_an_output_of_another_shape_is_the_artifacts_fault(
+    bundle: Path, tmp_path: Path, name: str, backend: str
+) -> None:
+    decoder = open_decoder(cut_bundle(bundle, tmp_path / "cut", name), backend, threads=1)
+    decoder.reset(2)
+    said = rf"{re.escape(CUTS[name][1])} comes out as .* and should be \[2, .*\], on 2 x 9 tokens from position 0 on"
+    with pytest.raises(ArtifactError, match=said):
+        decoder.prefill(torch.arange(18).view(2, 9))
+
+
+def test_it_fails_the_checks_whose_calls_show_it(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A single row is right; a batch is not."""
+    path = cut_bundle(bundle, tmp_path / "cut", "one row")
+    assert main(["compare", str(path), "--json", "--check", "prefill", "--check", "batch"]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert {name: check["verdict"] for name, check in checks.items()} == {"prefill": "pass", "batch": "fail"}
+    assert "logits comes out as [1, " in checks["batch"]["message"]
