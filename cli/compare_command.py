@@ -118,6 +118,9 @@ def compare(
     return result.exit_code
 
 
+TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and few tokens are longer than 16 bytes
+
+
 class _How(TypedDict):
     """What bundles and foreign files are judged with alike."""
 
@@ -190,10 +193,12 @@ def _check_locate(locate: bool, onnx: Path | None, backend: str | None) -> None:
 
 
 def _read(path: Path) -> str:
+    """The text, of a long one as much as any judgement uses."""
     from blockexport.models.errors import UsageError
+    from blockexport.models.regular_file import read_beginning
 
     try:
-        return path.read_text(encoding="utf-8")
+        return read_beginning(path, TEXT_BYTES)
     except UnicodeDecodeError as error:
         raise UsageError(f"--text {path} is not UTF-8 ({error}): convert it first") from error
 

@@ -24,6 +24,7 @@ from blockexport.export.bundle.manifest import (
 from blockexport.export.bundle.rope_file import COS, ROPE_FILE, SIN, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import GraphOptions, build_model
+from blockexport.export.tokenizer.generation_config import GENERATION_CONFIG, read_generation_config
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
 from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
@@ -108,9 +109,9 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions) 
     if hugging_face is not None:
         files["config.json"] = hugging_face
     if not options.headless:
-        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-        eos = generation.get("eos_token_id", list(checkpoint.config.eos_token_ids))
-        stops = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        generation = read_generation_config(folder / GENERATION_CONFIG, checkpoint.config.vocab_size)
+        ends = generation.eos_token_ids
+        stops = checkpoint.config.eos_token_ids if ends is None else ends
         files["genai_config.json"] = genai_config(checkpoint.config, options.max_sequence_length, stops)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from blockexport.export.aoti import AOTI_FILE, AOTI_INFO, AOTI_SCHEMA, instructi
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.regular_file import read_json_object
 from blockexport.runtime.decoder import Decoder
 
 
@@ -68,7 +68,7 @@ def check_machine(info_path: Path) -> None:
         UsageError: the record is missing, damaged or of a newer schema.
     """
     try:
-        info = json.loads(info_path.read_text(encoding="utf-8"))
+        info = read_json_object(info_path, "make the package again")
         version = info["schema_version"]
         needed, machine, made_by = set(info["instruction_set"]), info["machine"], info["torch"]
     except (OSError, ValueError, KeyError, TypeError) as error:

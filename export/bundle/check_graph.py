@@ -11,7 +11,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
 from blockexport.export.bundle.rope_file import COS, SIN
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_bytes
 
+PROTOBUF_BYTES = 1 << 31
+"""The most that protobuf reads of one message."""
 REMEDY = "Copy the whole bundle again, or export it again"
 
 _NAMES: dict[int, str] = {
@@ -31,8 +34,9 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
     """
     path = folder / ONNX_FILE
     _require_file(path)
+    content = read_bytes(path, PROTOBUF_BYTES)
     try:
-        model = onnx.load(path, load_external_data=False)
+        model = onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:
         raise UsageError(f"{path} is not a readable ONNX file ({error}). {REMEDY}") from error
     if not model.graph.node:  # protobuf reads many another file as a message of unknown fields
@@ -52,7 +56,7 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
 def _require_file(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder, and has to be a file. {REMEDY}")
-    if not path.is_file():
+    if not is_there(path):
         raise UsageError(f"{path} is missing. {REMEDY}")
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, open_regular
 
 GOLDEN_FILE = "golden.safetensors"
 MAX_BYTES = 4 * 2**20  # of the logits
@@ -88,10 +89,11 @@ def read_golden(folder: Path) -> GoldenVectors:
         UsageError: there are none, or the file is damaged.
     """
     path = folder / GOLDEN_FILE
-    if not path.is_file():
+    if not is_there(path):
         raise UsageError(f"{folder} has no {GOLDEN_FILE}: export it without --no-compare to have one")
     try:
-        tensors = load_file(path)
+        with open_regular(path) as file:
+            tensors = load(file.read())
         headless = "inputs_embeds" in tensors
         golden = GoldenVectors(
             inputs=tensors["inputs_embeds" if headless else "input_ids"],

@@ -23,6 +23,7 @@ from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
+from blockexport.models.regular_file import is_there, open_regular, read_bytes
 from blockexport.models.strict_json import read_record
 
 SCHEMA_VERSION = 1
@@ -113,7 +114,7 @@ def tool_versions() -> dict[str, str]:
 
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -157,10 +158,10 @@ def read_manifest(folder: Path) -> Manifest:
             another type or out of range, or the interface it lists is not the one its own numbers give.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_there(path):
         raise UsageError(_no_bundle(folder))
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_bytes(path).decode("utf-8"))
         if not isinstance(data, dict):
             raise ValueError("it is no object with keys")
         version = data.get("schema_version")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import os
 import warnings
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from onnx.parser import ParseError
 from onnx.serialization import registry
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 _REMEDY = "Give a bundle's model.onnx, or any other"
 _LIMIT = 2 << 30  # bytes: protobuf's own
@@ -41,32 +42,16 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 
 def _content(path: Path) -> bytes:
-    try:
-        status = path.stat()  # before it is opened: a pipe would wait for its other end
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is {_kind(status.st_mode)} and not an ONNX file. {_REMEDY}")
-        size = status.st_size
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size <= _LIMIT:
-            with path.open("rb") as file:
-                content = file.read(_LIMIT + 1)
+            content = file.read(_LIMIT + 1)
             size = len(content)  # some files, such as those in /proc, do not tell it before
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     if size > _LIMIT:
         raise UsageError(
             f"{path} has {size} bytes, and an ONNX file has {_LIMIT} at most, with larger weights beside it. {_REMEDY}"
         )
     return content
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_ISDIR: "a folder",
-        stat.S_ISCHR: "a character device",
-        stat.S_ISBLK: "a block device",
-        stat.S_ISFIFO: "a pipe",
-    }
-    return next((name for test, name in kinds.items() if test(mode)), "a special file")
 
 
 def _textual(content: bytes, form: str | None) -> onnx.ModelProto | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 # Field numbers of ModelProto and its parts.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -30,7 +31,8 @@ def read_sentencepiece(path: Path) -> dict[str, Any]:
         UsageError: not a SentencePiece BPE model, or one that rewrites characters or drops spaces.
     """
     try:
-        return _metadata(path.read_bytes())
+        with open_regular(path) as file:
+            return _metadata(file.read())
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise UsageError(f"{path.name} is no SentencePiece model or is damaged: fetch the file again") from error
 

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blockexport.export.tokenizer.generation_config import GENERATION_CONFIG, read_generation_config
 from blockexport.export.tokenizer.gguf_tokenizer import rebuild_tokenizer
 from blockexport.export.tokenizer.sentencepiece_model import read_sentencepiece
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_json_object, read_text
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 SENTENCEPIECE = "tokenizer.model"
 
@@ -46,7 +47,8 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _un
         The names of the files written.
 
     Raises:
-        UsageError: a file that is no JSON, or a GGUF tokenizer of an unknown kind.
+        UsageError: a file that cannot be read, is no JSON object or holds a value that is out of range; a GGUF
+            tokenizer of an unknown kind.
     """
     if checkpoint.source.kind == "gguf":
         from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint  # its library is slow to import
@@ -54,7 +56,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _un
         assert isinstance(checkpoint, GgufCheckpoint)
         names = _write_all(rebuild_tokenizer(checkpoint.metadata), folder)
     elif checkpoint.source.kind == "safetensors":
-        names = _copy_from(_checkpoint_folder(checkpoint), folder, note)
+        names = _copy_from(_checkpoint_folder(checkpoint), folder, checkpoint.config.vocab_size, note)
     else:
         note("random weights have no tokenizer: the bundle takes token ids only")
         names = []
@@ -80,17 +82,21 @@ def _checkpoint_folder(checkpoint: Checkpoint) -> Path:
     return reference if reference.is_dir() else checkpoint.source.files[0].parent
 
 
-def _copy_from(source: Path, folder: Path, note: Note) -> list[str]:
-    present = [name for name in _JSON_FILES if (source / name).is_file()]
-    for name in present:
-        _read_json(source / name)
-    names = [*present, *(name for name in (CHAT_TEMPLATE,) if (source / name).is_file())]
+def _copy_from(source: Path, folder: Path, vocab_size: int, note: Note) -> list[str]:
+    names = [name for name in (*_JSON_FILES, CHAT_TEMPLATE) if is_there(source / name)]
+    for name in names:
+        if name == GENERATION_CONFIG:
+            read_generation_config(source / name, vocab_size)
+        elif name == CHAT_TEMPLATE:
+            read_text(source / name)
+        else:
+            read_json_object(source / name, "fetch the file again")
     for name in names:
         # The bytes as they are, without the source's permissions.
         shutil.copyfile(source / name, folder / name)
     if TOKENIZER in names:
         return names
-    if not (source / SENTENCEPIECE).is_file():
+    if not is_there(source / SENTENCEPIECE):
         note(f"{source} has no {TOKENIZER}: the bundle takes token ids only")
         return names
     try:
@@ -100,13 +106,6 @@ def _copy_from(source: Path, folder: Path, note: Note) -> list[str]:
         return names
     # What the folder says itself stands: only what it lacks is added.
     return names + _write_all({name: value for name, value in rebuilt.items() if name not in names}, folder)
-
-
-def _read_json(path: Path) -> None:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is no valid JSON ({error}): fetch the file again") from error
 
 
 def _write_all(files: dict[str, dict[str, Any]], folder: Path) -> list[str]:

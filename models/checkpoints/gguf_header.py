@@ -18,6 +18,7 @@ from typing import Any
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -74,7 +75,7 @@ def read_gguf(path: Path) -> tuple[GgufMetadata, list[GgufTensor]]:
         UsageError: the file cannot be read, is not GGUF (versions 2 and 3, little-endian), or is damaged or truncated.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(4) != MAGIC:
                 raise UsageError(f"{path} is not a GGUF file: it does not begin with the four letters GGUF")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

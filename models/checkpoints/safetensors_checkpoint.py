@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
 from blockexport.models.config.config_hf import read_hf_config
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, open_regular, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def _sharded_entries(folder: Path, index: Path) -> dict[str, TensorEntry]:
     weight_map = _weight_map(index)
     entries: dict[str, TensorEntry] = {}
     for shard in sorted({_shard_name(index, value) for value in weight_map.values()}):
-        if not (folder / shard).is_file():
+        if not is_there(folder / shard):
             raise UsageError(f"{index} names the shard {shard}, and there is no such file beside it. Download it")
         placed = {name for name, value in weight_map.items() if value == shard}
         stored = _entries_of(folder / shard)
@@ -108,12 +108,7 @@ def _sharded_entries(folder: Path, index: Path) -> dict[str, TensorEntry]:
 
 
 def _weight_map(index: Path) -> dict[str, object]:
-    try:
-        data = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{index} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{index} is not valid JSON: {error}. Download it again") from error
+    data = read_json(index, "download it again")
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UsageError(f"{index} has no weight_map from tensor names to files. Download it again")
@@ -142,7 +137,7 @@ def _check_tied_head(embedding: TensorEntry, head: TensorEntry) -> None:
 
 
 def _same_bytes(one: FileSlice, other: FileSlice) -> bool:
-    with one.path.open("rb") as first, other.path.open("rb") as second:
+    with open_regular(one.path) as first, open_regular(other.path) as second:
         first.seek(one.offset)
         second.seek(other.offset)
         for done in range(0, one.length, _COMPARE_BYTES):

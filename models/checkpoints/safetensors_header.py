@@ -8,6 +8,7 @@ the file, and because a damaged file should be explained.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 ITEM_BITS: Mapping[str, int] = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -45,8 +47,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             or contradict the shapes.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if size < LENGTH_BYTES or not 0 < length <= min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
                 raise UsageError(

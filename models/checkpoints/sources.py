@@ -7,6 +7,7 @@ from pathlib import Path
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.presets import PRESETS
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 GGUF_SUFFIX = ".gguf"
 
@@ -71,8 +72,5 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def _begins_like_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    with open_regular(path) as file:
+        return file.read(4) == b"GGUF"

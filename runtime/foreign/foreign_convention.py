@@ -22,9 +22,11 @@ from pathlib import Path
 import onnx
 import torch
 
+from blockexport.export.bundle.check_graph import PROTOBUF_BYTES
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.regular_file import is_there, read_bytes
 
 ATTENTION_MASK = "attention_mask"
 NUM_LOGITS_TO_KEEP = "num_logits_to_keep"
@@ -105,8 +107,9 @@ def read_model(path: Path) -> onnx.ModelProto:
     Raises:
         UsageError: the file is no ONNX, or a file of weights that it names is not there.
     """
+    content = read_bytes(path, PROTOBUF_BYTES)
     try:
-        model = onnx.load(path, load_external_data=False)
+        model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's errors share no public base class
         raise UsageError(f"{path} is not an ONNX file: {error}") from error
     # Protobuf reads many a file of another kind as a message of unknown fields.
@@ -114,7 +117,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise UsageError(f"{path} is not an ONNX file: there is no graph in it")
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
-            if entry.key == "location" and not (path.parent / entry.value).is_file():
+            if entry.key == "location" and not is_there(path.parent / entry.value):
                 raise UsageError(
                     f"{path} keeps its weights in {entry.value}, which is not beside it: put the file there"
                 )

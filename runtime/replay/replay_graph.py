@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.regular_file import is_there
 from blockexport.runtime.replay.replay_call import TORCH_TYPES, Call
 from blockexport.runtime.replay.replay_operators import OPERATORS
 
@@ -98,7 +99,7 @@ class ReplayGraph:
         assert self._folder is not None
         path = self._folder / str(tensor.location)
         if path not in self._files:
-            if not path.is_file():
+            if not is_there(path):
                 raise UsageError(f"the graph's weights are in {path}, and there is no such file")
             self._files[path] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
         dtype, shape = TORCH_TYPES[int(tensor.dtype)], tensor.shape.numpy()

@@ -10,25 +10,19 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from blockexport.export.tokenizer.generation_config import (
+    GENERATION_CONFIG,
+    GenerationConfig,
+    read_generation_config,
+    token_ids,
+)
+from blockexport.models.config.config_fields import shown
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_json_object, read_text
 from blockexport.runtime.text.chat_template import Message, find_template, render_chat
 from blockexport.runtime.text.detokenize import StreamDecoder, TokenBytes
 from blockexport.runtime.text.sampling import SamplingOptions
 
-# Keys of generation_config.json that change which token is chosen and are not applied; the value in brackets is the
-# one that changes nothing.
-_UNAPPLIED: Mapping[str, Any] = {
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "num_beams": 1,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "bad_words_ids": None,
-}
 # What transformers takes where a generation_config.json that samples leaves a value out.
 _DEFAULT_TEMPERATURE, _DEFAULT_TOP_K, _DEFAULT_TOP_P = 1.0, 50, 1.0
 
@@ -49,12 +43,12 @@ class BundleTokenizer:
             UsageError: there is no tokenizer.json, or a file is damaged.
         """
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not is_there(path):
             raise UsageError(
                 f"{folder} has no tokenizer.json, so it takes token ids only: export again from a checkpoint that has "
                 "a tokenizer, or put its tokenizer.json into the bundle"
             )
-        source = path.read_text(encoding="utf-8")
+        source = read_text(path)
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_str(source)
         # The library raises a bare Exception.
@@ -64,7 +58,8 @@ class BundleTokenizer:
         self._tokenizer.no_padding()
         self._bytes = TokenBytes(self._tokenizer, json.loads(source).get("decoder"))
         self._config = _read_json(folder / "tokenizer_config.json")
-        self._generation = _read_json(folder / "generation_config.json")
+        generation = folder / GENERATION_CONFIG
+        self._generation = read_generation_config(generation) if is_there(generation) else GenerationConfig()
         self.chat_template, self.special_tokens = chat_template_of(folder)
         self.stop_ids = self._stop_ids(_read_json(folder / "config.json"))
 
@@ -130,12 +125,12 @@ class BundleTokenizer:
         top-p samples too, at the file's temperature or 1.
         """
         suggested = SamplingOptions(seed=seed)
-        samples = self._generation.get("do_sample") is True
+        given_by_file, samples = self._generation, self._generation.do_sample
         if samples or any(value is not None for value in (temperature, top_k, top_p)):
             suggested = SamplingOptions(
-                float(self._suggested("temperature", _DEFAULT_TEMPERATURE)),
-                int(self._suggested("top_k", _DEFAULT_TOP_K if samples else 0)),
-                float(self._suggested("top_p", _DEFAULT_TOP_P)),
+                float(_or(given_by_file.temperature, _DEFAULT_TEMPERATURE)),
+                int(_or(given_by_file.top_k, _DEFAULT_TOP_K if samples else 0)),
+                float(_or(given_by_file.top_p, _DEFAULT_TOP_P)),
                 seed,
             )
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -144,15 +139,7 @@ class BundleTokenizer:
 
     def unapplied_settings(self) -> list[str]:
         """Settings of generation_config.json that would change the answer and are not applied, as `name = value`."""
-        return [
-            f"{name} = {self._generation[name]}"
-            for name, neutral in _UNAPPLIED.items()
-            if self._generation.get(name) not in (None, neutral)
-        ]
-
-    def _suggested(self, name: str, default: float) -> float:
-        value = self._generation.get(name)
-        return default if value is None else value
+        return [f"{name} = {shown(value)}" for name, value in self._generation.unapplied.items()]
 
     def _id_of(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
@@ -161,12 +148,15 @@ class BundleTokenizer:
 
     def _stop_ids(self, model_config: Mapping[str, Any]) -> frozenset[int]:
         """generation_config.json's, else config.json's, else the tokenizer's EOS."""
-        for source in (self._generation, model_config):
-            value = source.get("eos_token_id")
-            if value is not None:
-                return frozenset(value if isinstance(value, list) else [value])
+        for ends in (self._generation.eos_token_ids, token_ids(model_config.get("eos_token_id"))):
+            if ends is not None:
+                return frozenset(ends)
         eos = self._id_of("eos_token")
         return frozenset() if eos is None else frozenset([eos])
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def chat_template_of(folder: Path) -> tuple[str | None, dict[str, str]]:
@@ -177,15 +167,7 @@ def chat_template_of(folder: Path) -> tuple[str | None, dict[str, str]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is no valid JSON ({error}): export the bundle again") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} holds {type(value).__name__} where an object belongs: export the bundle again")
-    return value
+    return read_json_object(path, "export the bundle again") if is_there(path) else {}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_text
 
 Message = Mapping[str, Any]
 
@@ -34,8 +35,8 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | No
         UsageError: several named templates and none called `default`, or an entry of another type.
     """
     path = folder / TEMPLATE_FILE
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    if is_there(path):
+        return read_text(path)
     entry = tokenizer_config.get("chat_template")
     if entry is None or isinstance(entry, str):
         return entry

@@ -70,9 +70,9 @@ def test_what_is_no_file_is_refused_by_name_before_it_is_opened(tmp_path: Path) 
     (tmp_path / "folder").mkdir()
     (tmp_path / "around").symlink_to("around")
     for path, said in (
-        (Path("/dev/zero"), "is a character device and not an ONNX file"),
-        (tmp_path / "pipe", "is a pipe and not an ONNX file"),
-        (tmp_path / "folder", "is a folder and not an ONNX file"),
+        (Path("/dev/zero"), "is a character device, and has to be a file"),
+        (tmp_path / "pipe", "is a pipe, and has to be a file"),
+        (tmp_path / "folder", "is a folder, and has to be a file"),
         (tmp_path / "around", "cannot be read: "),
         (tmp_path / "absent", "cannot be read: No such file or directory"),
     ):

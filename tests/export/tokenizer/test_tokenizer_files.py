@@ -85,7 +85,7 @@ def test_a_preset_has_no_tokenizer(bundle: Path) -> None:
 
 def test_damaged_json_is_refused_by_name(checkpoint: Path, bundle: Path) -> None:
     (checkpoint / "tokenizer_config.json").write_text('{"a": ', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"tokenizer_config\.json is no valid JSON"):
+    with pytest.raises(UsageError, match=r"tokenizer_config\.json is not valid JSON"):
         _write(checkpoint, bundle)
     assert list(bundle.iterdir()) == []
 

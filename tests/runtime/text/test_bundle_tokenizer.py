@@ -163,10 +163,10 @@ def test_sampling_defaults(stories: Path) -> None:
 
 def test_missing_and_damaged_files_are_one_message(stories: Path) -> None:
     (stories / "generation_config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"generation_config\.json is no valid JSON"):
+    with pytest.raises(UsageError, match=r"generation_config\.json is not valid JSON"):
         BundleTokenizer(stories)
     (stories / "generation_config.json").write_text("[1]", encoding="utf-8")
-    with pytest.raises(UsageError, match="list where an object belongs"):
+    with pytest.raises(UsageError, match="has to hold one JSON object"):
         BundleTokenizer(stories)
     (stories / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="is no tokenizer"):

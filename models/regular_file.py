@@ -1,0 +1,136 @@
+"""Files that a user names, opened only where they are regular: a pipe waits for its other end, a device never ends."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import stat
+from collections.abc import Callable
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from blockexport.models.errors import UsageError
+
+TEXT_BYTES = 1 << 28
+"""The most that is read of a text file: eight times the largest tokenizer.json known."""
+
+Pairs = Callable[[list[tuple[str, Any]]], Any]
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """The file at `path`, open for reading.
+
+    Raises:
+        UsageError: it is not there, may not be read, or is no regular file; a link counts as what it leads to.
+    """
+    try:
+        # Not waiting is for pipes; regular files are read as ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UsageError(f"{path} is {kind_of(mode)}, and has to be a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def is_there(path: Path) -> bool:
+    """Whether `path` names a regular file.
+
+    Raises:
+        UsageError: it names something else, a link to nothing included: an optional file is not passed over then.
+    """
+    if not os.path.lexists(path):
+        return False
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is {kind_of(mode)}, and has to be a file: remove it, or put the file there")
+    return True
+
+
+def read_bytes(path: Path, limit: int = TEXT_BYTES) -> bytes:
+    """The content of `path`. Raises UsageError when it cannot be read or has more than `limit` bytes."""
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
+    if len(content) > limit:
+        raise UsageError(f"{path} has more than {limit} bytes, the most that is read of such a file")
+    return content
+
+
+def read_text(path: Path, limit: int = TEXT_BYTES) -> str:
+    """The text in `path`, which has at most `limit` bytes.
+
+    Raises:
+        UsageError: it cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 ({error}): convert it, or fetch it again") from error
+
+
+def read_beginning(path: Path, limit: int) -> str:
+    """The first `limit` bytes of a text of any length, without a character that they cut.
+
+    Raises:
+        UsageError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    return codecs.getincrementaldecoder("utf-8")().decode(content[:limit], final=len(content) <= limit)
+
+
+def read_json(path: Path, remedy: str, pairs: Pairs | None = None) -> Any:
+    """The JSON value in `path`; `remedy` ends the message where it is none.
+
+    Args:
+        path: the file.
+        remedy: what to do about it, as a clause.
+        pairs: makes each object out of its keys and values; ValueError from it is a fault of the file.
+
+    Raises:
+        UsageError: it cannot be read, or is not JSON.
+    """
+    content = read_bytes(path)
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid JSON ({error}): {remedy}") from error
+
+
+def read_json_object(path: Path, remedy: str, pairs: Pairs | None = None) -> dict[str, Any]:
+    """As `read_json`, for a file that has to hold one object with keys."""
+    value = read_json(path, remedy, pairs)
+    if not isinstance(value, dict):
+        shown = json.dumps(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise UsageError(f"{path} holds {shown}, and has to hold one JSON object: {remedy}")
+    return value
+
+
+def kind_of(mode: int) -> str:
+    """What a file type is called that is not a regular file, from `st_mode`."""
+    kinds = {
+        stat.S_ISDIR: "a folder",
+        stat.S_ISCHR: "a character device",
+        stat.S_ISBLK: "a block device",
+        stat.S_ISFIFO: "a pipe",
+        stat.S_ISSOCK: "a socket",
+    }
+    return next((name for test, name in kinds.items() if test(mode)), "a special file")
+
+
+def _reason(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return f"it is a link to {path.readlink()}, which is not there"
+    return error.strerror or str(error)

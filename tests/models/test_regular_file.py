@@ -1,0 +1,103 @@
+"""Every file that a user names is opened in one place, which neither waits nor fills memory."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, open_regular, read_beginning, read_json, read_json_object
+from tests.support import REPOSITORY
+
+# Files that the program wrote itself, or has just opened in the one place.
+OTHER_READERS = {
+    "models/checkpoints/safetensors_header.py": ["read_bytes"],
+    "export/bundle/clone_file.py": ["open"],
+    "export/aoti.py": ["read_text"],
+    "runtime/tensorrt/trt_decoder.py": ["open"],
+    "compare/audits/artifact_weights.py": ["open"],
+    "cli/trt_command.py": ["read_bytes"],
+}
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    os.chdir(path.parent)  # a socket's own path may be short only
+    socket.socket(socket.AF_UNIX).bind(path.name)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_pipe, "is a pipe"),
+        (_socket, "socket|No such device"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a character device"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.symlink_to("gone"), "link to gone"),
+        (lambda path: path.symlink_to(path.name), "symbolic links"),
+    ],
+    ids=["pipe", "socket", "device", "folder", "dangling", "circle"],
+)
+def test_what_is_no_regular_file_is_refused_at_once(
+    make: Callable[[Path], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.json"
+    make(path)
+    for read in (open_regular, is_there, lambda path: read_json(path, "fetch it")):
+        with pytest.raises(UsageError, match=words) as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_text_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a hole: it takes no room
+    with pytest.raises(UsageError, match="more than 268435456 bytes"):
+        read_json(path, "fetch it")
+    path.write_text("a" * 9 + "é" * 9, encoding="utf-8")
+    assert read_beginning(path, 10) == "a" * 9
+    assert read_beginning(path, 100) == "a" * 9 + "é" * 9
+
+
+def test_a_file_may_be_absent_and_may_hold_one_object_only(tmp_path: Path) -> None:
+    assert not is_there(tmp_path / "absent")
+    path = tmp_path / "list.json"
+    path.write_text("[1]")
+    assert is_there(path) and read_json(path, "fetch it") == [1]
+    with pytest.raises(UsageError, match=r"holds \[1\], and has to hold one JSON object: fetch it"):
+        read_json_object(path, "fetch it")
+    path.write_bytes(b"[" * 100_000)
+    with pytest.raises(UsageError, match="is not valid JSON"):
+        read_json(path, "fetch it")
+
+
+def _reads(path: Path) -> list[str]:
+    """Names of the methods that read a file in a source file."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            mode = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+            if name in ("read_text", "read_bytes", "load_file") or (name == "open" and mode in ("r", "rb")):
+                found.append(name)
+    return found
+
+
+def test_nothing_else_opens_files_that_may_be_a_users() -> None:
+    found = {
+        str(path.relative_to(REPOSITORY)): reads
+        for folder in ("models", "export", "runtime", "compare", "cli")
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        if (reads := _reads(path)) and path.name != "regular_file.py"
+    }
+    assert found == OTHER_READERS
