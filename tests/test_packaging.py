@@ -88,7 +88,7 @@ def test_the_top_level_has_only_the_folders_it_should(tmp_path: Path) -> None:
     if done.returncode != 0:
         pytest.skip("not a git clone")
     folders = {line.split("/", 1)[0] for line in done.stdout.splitlines() if "/" in line}
-    assert folders <= {*PACKAGES, "tests", "benchmarks", ".ci"}
+    assert folders <= {*PACKAGES, "tests", "benchmarks", "docs", ".ci"}
 
 
 def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
@@ -127,7 +127,13 @@ def test_every_pinned_version_is_allowed_by_its_range() -> None:
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {canonicalize_name(name): version for name, version in pins.items()}
     extras = SETTINGS["project"]["optional-dependencies"]
-    for text in [*SETTINGS["project"]["dependencies"], *extras["cpu"], *extras["rtx"], *extras["test"]]:
+    for text in [
+        *SETTINGS["project"]["dependencies"],
+        *extras["cpu"],
+        *extras["rtx"],
+        *extras["test"],
+        *extras["docs"],
+    ]:
         wanted = Requirement(text)
         assert canonicalize_name(wanted.name) in pinned, f"{wanted.name} is not pinned"
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), text

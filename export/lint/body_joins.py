@@ -16,7 +16,8 @@ def joins(node: onnx.NodeProto, inputs: list[str], outputs: list[str], bodies: S
 
     Args:
         node: the one with the bodies.
-        inputs, outputs: its values.
+        inputs: the names of its inputs.
+        outputs: the names of its outputs.
         bodies: the inputs and outputs of each body: an If has two, the others have one.
     """
     entries, exits = bodies[0]

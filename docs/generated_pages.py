@@ -1,0 +1,113 @@
+"""Pages made from the code while the documentation is built: the commands with their options, and the API.
+
+MkDocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). Nothing generated is committed, so nothing can be out
+of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.core
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from blockexport.cli.main import app
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+API = "reference/api"
+FOLDERS = {
+    "models": "The block in plain PyTorch, configs and checkpoints.",
+    "export": "Graphs, weights, tokenizers, bundles and engines.",
+    "runtime": "Running an artifact behind one Decoder interface, text and sampling.",
+    "compare": "The judge: reference, noise floor, checks, explanation, report.",
+    "cli": "The commands.",
+}
+
+
+def commands_page() -> str:
+    """Every command with its help text, as it prints them."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    context = group.make_context("blockexport", [], resilient_parsing=True)
+    parts = ["# Commands\n\nWhat `blockexport COMMAND --help` prints, for every command.\n"]
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = command.make_context(f"blockexport {name}", [], parent=None, resilient_parsing=True)
+        inner.terminal_width = inner.max_content_width = 110
+        parts.append(f"## blockexport {name}\n\n```text\n{command.get_help(inner).strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def modules(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """Each room of a folder (the folder itself first) with its modules, as dotted names."""
+    rooms: dict[str, list[str]] = {}
+    for path in sorted((REPOSITORY / folder).rglob("*.py")):
+        if "cpp" in path.parts or path.name == "__init__.py":
+            continue
+        relative = path.relative_to(REPOSITORY).with_suffix("")
+        rooms.setdefault(".".join(relative.parts[:-1]), []).append("blockexport." + ".".join(relative.parts))
+    yield from sorted(rooms.items())
+
+
+def api_pages() -> dict[str, str]:
+    """One page per room, with every module of it, and an index."""
+    pages: dict[str, str] = {}
+    index = ["# API\n"]
+    for folder, summary in FOLDERS.items():
+        index.append(f"\n**{folder}**: {summary}\n")
+        for room, names in modules(folder):
+            title = room.replace(".", "/")
+            index.append(f"- [{title}]({room}.md)")
+            pages[f"{API}/{room}.md"] = f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in names)
+    return {f"{API}/index.md": "\n".join(index) + "\n", **pages}
+
+
+def house() -> str:
+    """The folders and their rooms as a drawing (SVG): what is farther right may import what is farther left."""
+    width, gap, left = 172, 22, 8
+    most = max(len(list(modules(folder))) for folder in FOLDERS)
+    height = 60 + 34 * most
+    columns = []
+    for number, folder in enumerate(FOLDERS):
+        rooms = [room.partition(".")[2] for room, _ in modules(folder) if "." in room]
+        x = left + number * (width + gap)
+        boxes = "".join(
+            f'<rect x="{x + 12}" y="{74 + 34 * row}" width="{width - 24}" height="26" rx="4" class="room"/>'
+            f'<text x="{x + width / 2}" y="{91 + 34 * row}">{room}</text>'
+            for row, room in enumerate(rooms)
+        )
+        arrow = f'<path d="M {x - 3} 40 h {-gap + 6}" marker-end="url(#head)"/>' if number else ""
+        columns.append(
+            f'<rect x="{x}" y="14" width="{width}" height="{height}" rx="8" class="folder"/>'
+            f'<text x="{x + width / 2}" y="46" class="name">{folder}/</text>{boxes}{arrow}'
+        )
+    total = left * 2 + len(FOLDERS) * width + (len(FOLDERS) - 1) * gap
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height + 28}" role="img">'
+        "<title>The folders and their rooms; an arrow points at what may be imported</title>"
+        "<style>text{font:13px system-ui,sans-serif;text-anchor:middle;fill:#1f2937}"
+        ".name{font-weight:600;font-size:16px}"
+        ".folder{fill:#eef2ff;stroke:#6366f1}.room{fill:#fff;stroke:#a5b4fc}path{stroke:#6366f1;stroke-width:2}</style>"
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
+        f'<path d="M0 0 8 4 0 8z" fill="#6366f1"/></marker></defs>{"".join(columns)}</svg>'
+    )
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the API pages into the navigation (called by MkDocs)."""
+    assert config.nav is not None
+    reference = next(entry["Reference"] for entry in config.nav if isinstance(entry, dict) and "Reference" in entry)
+    reference.append({"API": sorted(api_pages())})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages (called by MkDocs)."""
+    made = {"reference/commands.md": commands_page(), "images/house.svg": house(), **api_pages()}
+    for uri, text in made.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
