@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from blockexport.compare.audits.expected_values import expected_pieces
 from blockexport.compare.core.immovable import as_integers, same_bits
-from blockexport.export.weights.weight_files import converted_chunks
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 
 
@@ -17,7 +17,7 @@ def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
     Read and converted a piece at a time: beside the file's pages only the tensor of the checkpoint is in memory.
     """
     flat, done = found.reshape(-1), 0
-    for wanted, _ in converted_chunks(checkpoint, name, found.dtype):
+    for wanted in expected_pieces(checkpoint, name, found.dtype):
         if not same_bits(flat[done : done + len(wanted)], wanted):
             return False
         done += len(wanted)
@@ -52,8 +52,7 @@ def describe_difference(
 
 def converted(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the checkpoint as an export in `dtype` writes it."""
-    pieces = [piece for piece, _ in converted_chunks(checkpoint, name, dtype)]
-    return torch.cat(pieces).view(checkpoint.entries[name].shape)
+    return torch.cat(list(expected_pieces(checkpoint, name, dtype))).view(checkpoint.entries[name].shape)
 
 
 def _largest(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -> tuple[int, ...]:
