@@ -54,9 +54,8 @@ class AotiDecoder(Decoder):
         self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        given = inputs.to(self.dtype if self.headless else torch.int64).contiguous()
         with torch.inference_mode():
-            outputs: torch.Tensor = self._run_package(given, position_ids_BS.contiguous(), self._past)
+            outputs: torch.Tensor = self._run_package(inputs.contiguous(), position_ids_BS.contiguous(), self._past)
         return outputs
 
 

@@ -1,7 +1,7 @@
 """One interface over every way to run a decoder: eager PyTorch, a .pt2, ONNX Runtime, later TensorRT.
 
 A decoder owns its static cache (B rows of M slots) and knows how many slots of each row are filled. Position and
-slot are the same number. The interface checks what a graph cannot: that new tokens still fit.
+slot are the same number. The interface checks what a graph cannot: that new tokens still fit, and are tokens at all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, UsageError
+from blockexport.runtime.decoder_inputs import check_rows, checked_inputs, checked_lengths, checked_positions
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,15 @@ class Decoder(ABC):
         return int(self.lengths_B.shape[0])
 
     def reset(self, batch_size: int = 1) -> None:
-        """Empty the cache (zeros) and give it `batch_size` rows."""
-        self.lengths_B = torch.zeros(batch_size, dtype=torch.int64)
+        """Empty the cache (zeros) and give it `batch_size` rows.
+
+        Raises:
+            UsageError: fewer rows than one.
+            NotJudgedError: the cache would be larger than this machine's memory.
+        """
+        check_rows(batch_size, self.config, self.max_sequence_length, self.dtype)
         self._allocate(batch_size)
+        self.lengths_B = torch.zeros(batch_size, dtype=torch.int64)
 
     def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
         """Append a chunk to every row: the prompt at first, further chunks of it later.
@@ -74,51 +81,62 @@ class Decoder(ABC):
             [B, S, V] logits ([B, 1, V] with `last_logits_only`); those of padding are meaningless.
 
         Raises:
-            UsageError: the chunk, padding included, does not fit behind what is cached.
+            UsageError: the chunk, padding included, does not fit after what is cached, or is not what it should be:
+                see `decoder_inputs`. Nothing has run then.
         """
+        inputs = self._checked(inputs)
         sequence_length = inputs.shape[1]
-        added_B = torch.full_like(self.lengths_B, sequence_length) if lengths_B is None else lengths_B
+        if lengths_B is None:
+            added_B = torch.full_like(self.lengths_B, sequence_length)
+        else:
+            added_B = checked_lengths(lengths_B, self.batch_size, sequence_length)
         position_ids_BS = self.lengths_B[:, None] + torch.arange(sequence_length)[None, :]
-        outputs = self.forward(inputs, position_ids_BS)
+        outputs = self._call(inputs, position_ids_BS)
         self.lengths_B = self.lengths_B + added_B
         return outputs
 
     def step(self, inputs: torch.Tensor) -> torch.Tensor:
         """Append one token to every row. `inputs` is [B, 1] ids or [B, 1, D]; returns [B, 1, V]."""
+        inputs = self._checked(inputs)
+        if inputs.shape[1] != 1:
+            raise UsageError(f"a step was given {inputs.shape[1]} tokens for each row: give one, or call prefill")
         return self.prefill(inputs)
 
     def forward(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Run once at explicit positions, which must be contiguous in each row; `lengths_B` is left alone.
 
         Raises:
-            UsageError: a row would be written past its last slot, or shapes disagree.
+            UsageError: a row would be written past its last slot, shapes disagree, or as `prefill`.
             ArtifactError: the artifact fails while it runs, or gives an output of another shape than it should.
         """
+        inputs = self._checked(inputs)
+        return self._call(inputs, checked_positions(position_ids_BS, inputs))
+
+    def _call(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         self._check(inputs, position_ids_BS)
         outputs = self._run(inputs, position_ids_BS)
         require_shape(self._output_name, outputs.shape, self._output_shape(position_ids_BS), position_ids_BS)
         return outputs
 
+    def _checked(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = checked_inputs(inputs, self.config, self.dtype, headless=self.headless)
+        if inputs.shape[0] != self.batch_size:
+            raise UsageError(
+                f"{inputs.shape[0]} rows were given to a cache of {self.batch_size}: call reset({inputs.shape[0]}) "
+                "first"
+            )
+        return inputs
+
     def _check(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> None:
-        if inputs.shape[:2] != position_ids_BS.shape:
-            raise UsageError(
-                f"inputs are {list(inputs.shape[:2])} and position_ids {list(position_ids_BS.shape)}: "
-                "both must be [batch_size, sequence_length]"
-            )
-        batch_size, sequence_length = inputs.shape[:2]
-        if batch_size != self.batch_size:
-            raise UsageError(
-                f"{batch_size} rows were given to a cache of {self.batch_size}: call reset({batch_size}) first"
-            )
+        """Whether the slots that a call writes are there."""
+        sequence_length = inputs.shape[1]
         start_B = position_ids_BS[:, 0]
-        if not torch.equal(position_ids_BS, start_B[:, None] + torch.arange(sequence_length)[None, :]):
-            raise UsageError("position_ids must count up by one along each row: a row's new keys are one slice")
         start = int(start_B.max())
         if int(start_B.min()) < 0 or start + sequence_length > self.max_sequence_length:
             raise UsageError(
                 f"{sequence_length} tokens (padding included) at position {start} need "
                 f"{start + sequence_length} cache slots, and there are {self.max_sequence_length}: "
-                "shorten the input or export with a larger --max-sequence-length"
+                "shorten the input, or open the bundle with a larger max_sequence_length"
             )
 
     @property

@@ -73,8 +73,8 @@ class OnnxDecoder(Decoder):
             self._bind(self._binding.bind_output, present, buffer)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        given = inputs.to(self.dtype if self.headless else torch.int64).contiguous()
-        positions = position_ids_BS.to(torch.int64).contiguous()
+        given = inputs.contiguous()
+        positions = position_ids_BS.contiguous()
         output = torch.empty(self._output_shape(position_ids_BS), dtype=self.dtype)
         self._bind(self._binding.bind_input, self._input, given)
         self._bind(self._binding.bind_input, io_names.POSITION_IDS, positions)

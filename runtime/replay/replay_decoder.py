@@ -79,8 +79,8 @@ class ReplayDecoder(Decoder):
         layers = self.config.num_hidden_layers
         first = io_names.INPUTS_EMBEDS if self.headless else io_names.INPUT_IDS
         feeds = {
-            first: inputs.to(self.dtype) if self.headless else inputs.to(torch.int64),
-            io_names.POSITION_IDS: position_ids_BS.to(torch.int64),
+            first: inputs,
+            io_names.POSITION_IDS: position_ids_BS,
             **dict(zip(io_names.past_names(layers), self._past, strict=True)),
         }
         outputs = self.graph.run(feeds, self.observer)
