@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from onnx import TensorProto
+
 from blockexport.export.lint.flat_graph import FlatGraph, FlatNode
 from blockexport.models.io_names import past_of
 
@@ -16,6 +18,12 @@ _MOVERS = frozenset((
     "Transpose", "Unsqueeze", "Where",
 ))
 # fmt: on
+# Operators that put new entries into a cache or behind it.
+_WRITERS = frozenset(("Concat", "ScatterElements", "ScatterND", "TensorScatter", "Where"))
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+# Inputs of attention operators that hold keys and values; those of a GroupQueryAttention's cache are 3 and 4.
+_HEADS = {"Attention": (1, 2), "GroupQueryAttention": (1, 2, 3, 4), "MultiHeadAttention": (1, 2, 6, 7)}
+_PASTS = {1: 3, 2: 4}  # a GroupQueryAttention's inputs by the outputs that are their next states
 _RANK = 3  # a cache has heads or rows, slots and features at least
 
 
@@ -70,12 +78,12 @@ class CacheFlow:
     def moved_from(self, name: str) -> Iterable[str]:
         """`name` and what it is a copy of, in part or with something added. A written cache is a copy of its past."""
 
-        def through(node: FlatNode) -> Iterable[str]:
-            if node.op_type == "TensorScatter":
-                return [node.input(0)]
-            return node.data_inputs() if node.op_type in _MOVERS else ()
+        return self.graph.upstream(name, self._moved)
 
-        return self.graph.upstream(name, through)
+    def _moved(self, node: FlatNode) -> Iterable[str]:
+        if node.op_type == "TensorScatter":
+            return [node.input(0)]
+        return node.data_inputs() if node.op_type in _MOVERS else ()
 
     def _is_written(self, name: str) -> bool:
         made_by = self.graph.producer.get(name)
@@ -94,20 +102,60 @@ class CacheFlow:
             return None
         if made_by.op_type == "TensorScatter":
             return made_by.input(0) if made_by.input(0) in self.graph.inputs else None
+        if made_by.op_type == "GroupQueryAttention":
+            past = made_by.input(_PASTS.get(list(made_by.proto.output).index(output), len(made_by.proto.input)))
+            return past if past in self.graph.inputs else None
         sources = [name for name in self.moved_from(output) if name in self.graph.inputs and name not in self.written]
-        alike = [name for name in sources if self._same_form(name, output) and {name, output} & self._attended]
+        alike = [
+            name
+            for name in sources
+            if self._same_form(name, output) and ({name, output} & self._attended or self._is_entered(name, output))
+        ]
         # What is appended to a cache has its form as well, but not its length.
         alike.sort(key=lambda name: self.graph.sizes_of(name) != self.graph.sizes_of(output))
         return next(iter(alike), None)
 
     @cached_property
     def _attended(self) -> set[str]:
-        """Every value that the keys or values of some attention are made from."""
-        heads = (node.input(index) for node in self.graph.of("Attention") for index in (1, 2))
+        """Every value that the keys or values of some Attention are made from."""
+        heads = (node.input(index) for node in self.graph.of("Attention") for index in _HEADS["Attention"])
         return {value for name in heads if name for value in self.upstream(name)}
 
+    @cached_property
+    def _attended_anyhow(self) -> set[str]:
+        """Every value that the keys or values of attention are made from, in one operator or spelled out."""
+        heads = [node.input(at) for kind, places in _HEADS.items() for node in self.graph.of(kind) for at in places]
+        heads += [node.input(0) for node in self.graph.of("Softmax")]
+        heads += [name for node in self._mixers() for name in node.data_inputs()]
+        return {value for name in heads if name for value in self.graph.upstream(name, FlatNode.data_inputs)}
+
+    def _mixers(self) -> Iterable[FlatNode]:
+        """Matrix products of what a Softmax gives with the values."""
+        front, seen = [str(node.proto.output[0]) for node in self.graph.of("Softmax")], set[str]()
+        for name in front:
+            for node in self.graph.readers.get(name, []):
+                if node.op_type == "MatMul":
+                    yield node
+                elif node.op_type in _MOVERS and str(node.proto.output[0]) not in seen:
+                    seen.add(str(node.proto.output[0]))
+                    front.append(str(node.proto.output[0]))
+
+    def _is_entered(self, past: str, output: str) -> bool:
+        """Whether new entries are put into a cache, or behind it, on the way from an input to an output that attention
+        reads, or into an output that nothing else explains."""
+        ways = [name for name in self.moved_from(output) if past in self.moved_from(name)]
+        makers = [self.graph.producer[name].op_type for name in ways if name in self.graph.producer]
+        if not _WRITERS & set(makers):
+            return False
+        return bool({past, output, *ways} & self._attended_anyhow) or "Scatter" in " ".join(makers)
+
     def _same_form(self, one: str, other: str) -> bool:
+        """Alike in type and rank, and in every size but one that both give as a number."""
         left, right = self.graph.sizes_of(one), self.graph.sizes_of(other)
         if left is None or right is None or len(left) != len(right) or len(left) < _RANK:
             return False
-        return all(a == b for axis, (a, b) in enumerate(zip(left, right, strict=True)) if axis != len(left) - 2)
+        kinds = {self.graph.type_of(one), self.graph.type_of(other)}
+        if len(kinds) > 1 or not kinds <= set(_FLOATS):
+            return False
+        numbers = [(a, b) for a, b in zip(left, right, strict=True) if isinstance(a, int) and isinstance(b, int)]
+        return sum(a != b for a, b in numbers) <= 1

@@ -7,6 +7,7 @@ Pure ONNX: no TensorRT is needed. Each rule says what TensorRT does with such a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -37,19 +38,38 @@ RULES: tuple[Callable[[CacheFlow], Iterator[Trap]], ...] = (
 """Every rule on a graph, in the order of the report."""
 
 
-def lint_file(path: Path) -> list[Finding]:
-    """Findings on an ONNX file; its external data is not read.
+@dataclass(frozen=True)
+class Examination:
+    """What is known of a graph.
+
+    Attributes:
+        findings: rule by rule; none of the known traps is in the graph where there are none.
+        caches: inputs recognised as key/value caches, by name or because their entries reach an output.
+    """
+
+    findings: list[Finding]
+    caches: int
+
+
+def lint_file(path: Path) -> Examination:
+    """Examine an ONNX file; its external data is not read.
 
     Raises:
         UsageError: there is no such file, it is not ONNX, or its local functions call themselves.
     """
-    return lint(read_graph(path))
+    return examine(read_graph(path))
+
+
+def examine(model: onnx.ModelProto) -> Examination:
+    """Hold a graph against every rule."""
+    flow = CacheFlow(FlatGraph(model))
+    findings = gather(chain(types.function_names(model), *(rule(flow) for rule in RULES)))
+    return Examination(findings, len(flow.inputs))
 
 
 def lint(model: onnx.ModelProto) -> list[Finding]:
-    """Every finding, rule by rule; an empty list means that none of the known traps is in the graph."""
-    flow = CacheFlow(FlatGraph(model))
-    return gather(chain(types.function_names(model), *(rule(flow) for rule in RULES)))
+    """The findings on a graph."""
+    return examine(model).findings
 
 
 def require_clean(path: Path) -> None:
@@ -58,7 +78,7 @@ def require_clean(path: Path) -> None:
     Raises:
         UsageError: with every finding.
     """
-    findings = lint_file(path)
+    findings = lint_file(path).findings
     if findings:
         lines = "\n".join(f"  [{finding.rule}] {finding}" for finding in findings)
         raise UsageError(f"{path} is not built, because TensorRT would not run it as written:\n{lines}")
