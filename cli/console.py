@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,14 +32,31 @@ def stderr_console() -> Console:
 
 def say(message: str, *, quiet: bool = False) -> None:
     """One line on stderr, as it is: no wrapping, so that a path or a command can be copied."""
-    if not quiet:
-        print(message, file=sys.stderr, flush=True)  # noqa: T201
+    if not quiet and sys.stderr is not None:
+        with suppress(OSError):  # nobody listens: the work and its exit code stand
+            print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout. NaN and infinity, which JSON lacks, raise ValueError: name them as text instead."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """One JSON document on stdout, its characters escaped where the terminal lacks them. NaN and infinity, which JSON
+    lacks, raise ValueError: name them as text instead."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a path that is not UTF-8 has such characters too
+        text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def give_up_broken_streams() -> None:
+    """Send what stdout and stderr still hold to the null device where their readers are gone or their disks full:
+    Python's own flush at the end would complain about it once more, with an exit code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import typer
 
@@ -104,12 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Typer's answer to a reader (`| head`) that left, with an exit code that means something else here.
         code = EXIT_BROKEN_PIPE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would raise again
         code = EXIT_BROKEN_PIPE
     except Exception as error:
         code = _explain(error)
     if code == EXIT_INTERRUPTED:  # Typer catches the interrupt itself and returns this code
         console.say("interrupted")
+    console.give_up_broken_streams()
     return code if isinstance(code, int) else 0
 
 
@@ -123,6 +124,10 @@ def run() -> int:
     # As Ctrl-C does: what is half-written is removed on the way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = main()
+    # Python takes a while to end, and what stops it then has nothing to clean up.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.freeze()
     return code
 
@@ -136,7 +141,8 @@ def _explain(error: Exception) -> int:
     # Typer's own complaints about the command line have no public base class; they know how to show themselves.
     show = getattr(error, "show", None)
     if callable(show):
-        show()
+        with suppress(OSError):  # as console.say
+            show()
         return EXIT_USAGE
     if isinstance(error, typer.Abort):
         return EXIT_INTERRUPTED
