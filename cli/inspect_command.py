@@ -88,7 +88,7 @@ def _precision(config: ModelConfig, fp32: bool, fp16: bool, bf16: bool) -> Preci
     if len(wanted) > 1:
         named = " and ".join(f"--{precision}" for precision in wanted)
         raise UsageError(f"{named} exclude each other; give one of them, or none for the model's own type")
-    return wanted[0] if wanted else next(p for p in Precision if p.dtype_name == config.dtype)
+    return wanted[0] if wanted else next((p for p in Precision if p.dtype_name == config.dtype), Precision.FP32)
 
 
 def describe(config: ModelConfig, tokens: int, batch_size: int, precision: Precision) -> dict[str, Any]:

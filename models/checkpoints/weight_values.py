@@ -97,5 +97,12 @@ def check_no_overflow(losses: Sequence[TensorLoss], dtype: torch.dtype) -> None:
     more = f" and {len(lost) - 3} tensors more" if len(lost) > 3 else ""
     raise UsageError(
         f"{str(dtype).removeprefix('torch.')} ends at {limit:.6g}, and these weights would become infinite: "
-        f"{shown}{more}. Use --fp32" + (" or --bf16" if dtype == torch.float16 else "")
+        f"{shown}{more}. {_wider(dtype, lost[0].largest)}"
     )
+
+
+def _wider(dtype: torch.dtype, largest: float) -> str:
+    """Which precision would hold `largest`; a checkpoint in float64 may have values that none holds."""
+    if largest > torch.finfo(torch.float32).max:
+        return "No precision of a bundle reaches that far: the checkpoint is damaged, or its weights need rescaling"
+    return "Use --fp32 or --bf16" if dtype == torch.float16 else "Use --fp32"

@@ -95,6 +95,17 @@ def test_overflow_in_the_wanted_type_is_refused(tmp_path: Path) -> None:
         load_model(checkpoint, torch.float16, 64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_value_that_only_float64_holds_is_refused_without_false_advice(tmp_path: Path, dtype: torch.dtype) -> None:
+    config = small_config(dtype="float64")
+    weights = small_weights(config)
+    weights["model.norm.weight"][3] = 1e300
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, config, weights)))
+    assert load_model(checkpoint, torch.float64, 64).model.norm.weight[3] == 1e300
+    with pytest.raises(UsageError, match=r"model\.norm\.weight .*1e\+300.*No precision of a bundle"):
+        load_model(checkpoint, dtype, 64)
+
+
 def test_progress_ends_at_its_total() -> None:
     heard: list[tuple[str, int, int]] = []
     config = small_config()

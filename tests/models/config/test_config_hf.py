@@ -215,7 +215,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"rope_interleaved": True}, ["rope_interleaved", "true"]),
     ("llama", {"pretraining_tp": 2}, ["pretraining_tp", "2"]),
     ("llama", {"auto_map": {"AutoModel": "x.Y"}}, ["auto_map"]),
-    ("llama", {"torch_dtype": "float64"}, ["float64", "bfloat16"]),
+    ("llama", {"torch_dtype": "float8_e4m3fn"}, ["float8_e4m3fn", "bfloat16"]),
     ("llama", {"sliding_window": 64}, ["sliding_window", "64", "mistral"]),
     ("mistral", {"attention_bias": True}, ["attention_bias", "mistral"]),
     ("qwen2", {"attention_bias": False}, ["attention_bias", "qwen2"]),
