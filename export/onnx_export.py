@@ -70,7 +70,7 @@ def export_onnx(
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
     others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, options)
-    for line in weights.report.notes():
+    for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
     return _manifest(checkpoint, folder, options, model, weights, rows, others)
 

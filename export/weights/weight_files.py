@@ -103,8 +103,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def _can_clone(checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], precision: Precision) -> bool:
+    """Whether the files can be copied as they are: type, names and alignment are a bundle's already."""
     return checkpoint.source.kind == "safetensors" and all(
         entry.dtype == precision.safetensors_name
+        and entry.stored_name is None
         and entry.location is not None
         and entry.location.offset % precision.itemsize == 0
         for entry in entries.values()

@@ -29,13 +29,16 @@ class FileSlice:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a checkpoint: its Hugging Face name, its safetensors type (`F32`, `F16`, `BF16`), its shape,
-    and where its bytes lie when they can be used as they are (None: they must be converted or made)."""
+    """One tensor of a checkpoint: its Hugging Face name, its safetensors type (`F32`, `F16`, `BF16`, `F64`), its shape,
+    and where its bytes lie when they can be used as they are (None: they must be converted or made). `stored_name` and
+    `stored_type` are the file's own where they differ: `blk.0.attn_q.weight`, `Q4_K`."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     location: FileSlice | None = None
+    stored_name: str | None = None
+    stored_type: str | None = None
 
     @property
     def size(self) -> int:
@@ -63,6 +66,7 @@ class Checkpoint(ABC):
     config: ModelConfig
     source: Source
     entries: Mapping[str, TensorEntry]  # every tensor the model uses, by Hugging Face name
+    notes: tuple[str, ...] = ()  # what the user should know of how it was read, a sentence each
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:

@@ -69,6 +69,11 @@ class GgufCheckpoint(Checkpoint):
         self.metadata, tensors = read_gguf(path)
         self._path = path
         _check_whole(path, self.metadata)
+        if not tensors:
+            raise UsageError(
+                f"{path} holds metadata and no tensors: it is a vocabulary or the first part of a model. "
+                "Take the file of the whole model"
+            )
         stored = {tensor.name: tensor for tensor in tensors}
         factors = self._rope_factors(stored.pop(ROPE_FACTORS, None))
         self.config = config_from_gguf(self.metadata, factors, stored.keys(), str(path))
@@ -76,7 +81,9 @@ class GgufCheckpoint(Checkpoint):
         self._neighbour_pairs = self.metadata["general.architecture"] == "llama"
         self._stored = {hugging_face_name(name): tensor for name, tensor in stored.items()}
         found = {name: self._entry(name, tensor) for name, tensor in self._stored.items()}
-        self.entries: Mapping[str, TensorEntry] = needed_entries(found, self.config, str(path))
+        self.entries: Mapping[str, TensorEntry] = needed_entries(
+            found, self.config, str(path), "the model it was made from"
+        )
         self.source = Source("gguf", str(path), (path,))
 
     def read(self, name: str) -> torch.Tensor:
@@ -98,9 +105,9 @@ class GgufCheckpoint(Checkpoint):
         kept = _KEPT_TYPES.get(stored.ggml_type)
         if kept is None:
             _check_dequantisable(stored, self._path)
-            return TensorEntry(name, "F32", stored.shape)
+            return TensorEntry(name, "F32", stored.shape, None, stored.name, stored.ggml_type.name)
         verbatim = None if self._is_permuted(name) else FileSlice(self._path, stored.offset, stored.length)
-        return TensorEntry(name, kept, stored.shape, verbatim)
+        return TensorEntry(name, kept, stored.shape, verbatim, stored.name)
 
     def _is_permuted(self, name: str) -> bool:
         return self._neighbour_pairs and _PERMUTED.fullmatch(name) is not None

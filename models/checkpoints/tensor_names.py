@@ -17,7 +17,7 @@ EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 
-FLOAT_TYPES = ("F32", "F16", "BF16")
+FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 
 HARMLESS = {
     re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq"): (
@@ -25,6 +25,36 @@ HARMLESS = {
     ),
 }
 """Tensors that may be present and change nothing, with the reason. A tied head is compared with the embedding."""
+
+OTHER_LAYOUTS = {
+    re.compile(r"(^|\.)lora_|\.base_layer\.|\.modules_to_save\."): (
+        "these are parts of a LoRA adapter. Merge it into the model first (peft: merge_and_unload(), then "
+        "save_pretrained(new_folder))"
+    ),
+    re.compile(r"\.(qweight|qzeros|g_idx|weight_scale|weight_scale_inv|scales|biases|absmax|quant_map)$|\.absmax\."): (
+        "these belong to quantised weights. Take the unquantised checkpoint of this model, or a GGUF file of it"
+    ),
+    re.compile(r"(^|\.)(attention\.wq|feed_forward\.w1|tok_embeddings)\."): (
+        "these are the names of Meta's and Mistral's own files, whose query and key rows have another order. Download "
+        "the Hugging Face files of this model, or convert it with transformers' conversion script"
+    ),
+    re.compile(r"(^|\.)blk\.\d+\."): (
+        "these are the names of a GGUF file, whose query and key rows may have another order. Take the .gguf file"
+    ),
+    re.compile(r"\.experts\.|\.mlp\.gate\.weight$|\.block_sparse_moe\."): (
+        "these belong to a mixture of experts, which is not implemented"
+    ),
+    re.compile(r"(qkv_proj|query_key_value|gate_up_proj|c_attn|Wqkv|attn_qkv)\."): (
+        "these are fused projections. Download the Hugging Face files of this model, which have them apart"
+    ),
+    re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower)\."): (
+        "these are the other parts of a multimodal model, which are not implemented"
+    ),
+    re.compile(r"(^|\.)(score|classifier|v_head|value_head|regression_head)\."): (
+        "these are the head of a classifier or reward model, which is not implemented"
+    ),
+}
+"""What names of other layouts tell, by what they contain, and what to do about them."""
 
 
 def expected_tensors(config: ModelConfig, *, headless: bool = False) -> dict[str, tuple[int, ...]]:
@@ -74,7 +104,9 @@ def is_harmless(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in HARMLESS)
 
 
-def needed_entries(found: Mapping[str, TensorEntry], config: ModelConfig, where: str) -> dict[str, TensorEntry]:
+def needed_entries(
+    found: Mapping[str, TensorEntry], config: ModelConfig, where: str, described_by: str = "config.json"
+) -> dict[str, TensorEntry]:
     """The entries the model uses, in the order of `expected_tensors`, after checking all of `found`.
 
     A `lm_head.weight` beside tied embeddings passes here: the reader must compare it with the embedding.
@@ -83,21 +115,18 @@ def needed_entries(found: Mapping[str, TensorEntry], config: ModelConfig, where:
         found: what the checkpoint holds, by Hugging Face name.
         config: what it should hold.
         where: the checkpoint, for messages.
+        described_by: what the config was read from, for messages.
 
     Raises:
         UsageError: a tensor is missing, unknown, or of the wrong shape or type.
     """
+    if not found:
+        raise UsageError(f"{where} holds no tensors: download the weights again")
     expected = expected_tensors(config)
     missing = [name for name in expected if name not in found]
-    if missing:
-        raise UsageError(f"{where} lacks {_listed(missing)}, which its config calls for{_missing_hint(missing)}")
     unknown = [name for name in found if name not in expected and not _may_be_extra(name, config)]
-    if unknown:
-        raise UsageError(
-            f"{where} holds {_listed(unknown)}, which a {config.model_type} model of this config does not use: "
-            "leaving weights out would change the model, so the checkpoint is refused. "
-            "Check config.json (biases, QK-norm, num_hidden_layers) against the weights"
-        )
+    if missing or unknown:
+        raise UsageError(_mismatch(missing, [found[name].stored_name or name for name in unknown], where, described_by))
     for name, shape in expected.items():
         _check_entry(found[name], shape, where)
     return {name: found[name] for name in expected}
@@ -108,22 +137,54 @@ def _may_be_extra(name: str, config: ModelConfig) -> bool:
 
 
 def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str) -> None:
+    name = entry.stored_name or entry.name
     if entry.shape != shape:
         raise UsageError(
-            f"{entry.name} in {where} has shape {list(entry.shape)}; its config calls for {list(shape)}. "
+            f"{name} in {where} has shape {list(entry.shape)}; its config calls for {list(shape)}. "
             "Config and weights belong to different models, or one of them was edited"
         )
     if entry.dtype not in FLOAT_TYPES:
         raise UsageError(
-            f"{entry.name} in {where} has type {entry.dtype}; weights must be {', '.join(FLOAT_TYPES)}. "
+            f"{name} in {where} has type {entry.dtype}; weights must be {', '.join(FLOAT_TYPES)}. "
             "Take the unquantised checkpoint of this model, or convert the tensor first"
         )
 
 
-def _missing_hint(missing: list[str]) -> str:
+def _mismatch(missing: list[str], unknown: list[str], where: str, described_by: str) -> str:
+    """Names on both sides, and what they look like."""
+    lacks = f"lacks {_listed(missing)}, which its config calls for" if missing else ""
+    holds = f"holds {_listed(unknown)}, which it does not use" if unknown else ""
+    said = f"{where} {' and '.join(part for part in (lacks, holds) if part)}"
+    layout = next((what for pattern, what in OTHER_LAYOUTS.items() if any(map(pattern.search, unknown))), None)
+    if layout is not None:
+        return f"{said}: {layout}"
+    if (prefix := _unknown_prefix(missing, unknown)) is not None:
+        return (
+            f"{said}. They are the same with {prefix!r} in front, which may mean that they are not the model's own "
+            "weights: if they are, save them again without it"
+        )
     if missing == [OUTPUT_HEAD]:
-        return ". If the output head shares the embedding, config.json should say tie_word_embeddings: true"
-    return ". Download the checkpoint again, or correct config.json"
+        return (
+            f"{said}. If the output head shares the embedding, config.json should say tie_word_embeddings: true; if it "
+            "does not, the model was saved without its head (AutoModel instead of AutoModelForCausalLM)"
+        )
+    if missing == [EMBEDDING]:
+        return f"{said}. If the embedding is the table {OUTPUT_HEAD}, config.json should say tie_word_embeddings: true"
+    if unknown and not missing:
+        return (
+            f"{said}: leaving weights out would change the model, so the checkpoint is refused. Check {described_by} "
+            "(biases, QK-norm, number of layers) against the weights"
+        )
+    return f"{said}. Download the checkpoint again, or correct {described_by}"
+
+
+def _unknown_prefix(missing: list[str], unknown: list[str]) -> str | None:
+    """What stands in front of every missing name among the unknown ones, if that is all there is to it."""
+    ending = next((name for name in unknown if missing and name.endswith(f".{missing[0]}")), None)
+    if ending is None:
+        return None
+    prefix = ending.removesuffix(missing[0])
+    return prefix if {prefix + name for name in missing} <= set(unknown) else None
 
 
 def _listed(names: list[str], limit: int = 4) -> str:

@@ -166,7 +166,7 @@ Edit = Callable[[Weights], object]
     ("edit", "fragments"),
     [
         (lambda w: w.pop("model.layers.1.mlp.up_proj.weight"), ["lacks", "model.layers.1.mlp.up_proj.weight"]),
-        (lambda w: w.update({"model.norm.weight": torch.ones(49)}), ["model.norm.weight", "[49]", "[48]"]),
+        (lambda w: w.update({"model.norm.weight": torch.ones(49)}), ["output_norm.weight", "[49]", "[48]"]),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, edit: Edit, fragments: list[str]) -> None:
@@ -196,6 +196,21 @@ def test_an_integer_type_is_refused(tmp_path: Path) -> None:
     writer.add_tensor("output_norm.weight", np.ones(48, np.int32))
     close_gguf(writer)
     refused(tmp_path / "model.gguf", "output_norm.weight", "I32", "Q8_0")
+
+
+def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
+    writer = gguf_writer(tmp_path / "vocabulary.gguf", small_config())
+    close_gguf(writer)
+    refused(tmp_path / "vocabulary.gguf", "no tensors", "the whole model")
+
+
+def test_a_missing_tensor_is_no_fault_of_a_config_file(tmp_path: Path) -> None:
+    config = small_config()
+    weights = small_weights(config)
+    del weights["model.norm.weight"]
+    with pytest.raises(UsageError) as caught:
+        GgufCheckpoint(write_gguf(tmp_path / "model.gguf", config, weights))
+    assert "config.json" not in str(caught.value) and "Download the checkpoint again" in str(caught.value)
 
 
 def test_a_split_file_is_refused(tmp_path: Path) -> None:
