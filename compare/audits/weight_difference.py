@@ -10,6 +10,9 @@ from blockexport.compare.audits.expected_values import expected_pieces
 from blockexport.compare.core.immovable import as_integers, same_bits
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 
+FEWEST_DIGITS = 6  # significant digits of a number in a message
+MOST_DIGITS = 17  # enough to tell any two numbers apart
+
 
 def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
     """Whether `found` holds the bits that an export in its type writes for the checkpoint's tensor `name` of its shape.
@@ -45,7 +48,7 @@ def describe_difference(
     where, count = _largest(found, wanted, unequal), int(unequal.sum())
     said = (
         f"{name} differs in {count:,} of {found.numel():,} values{_pattern(found, unequal)}"
-        f": {list(where)} is {_shown(found[where])} and the checkpoint's {_shown(wanted[where])}"
+        f": {list(where)} is {_apart(found[where], wanted[where])}"
     )
     return said + ("" if count == 1 else ", the largest difference")
 
@@ -62,8 +65,13 @@ def _largest(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -
     return tuple(int(i) for i in torch.unravel_index(torch.tensor(index), apart.shape))
 
 
-def _shown(value: torch.Tensor) -> str:
-    return f"{float(value):.6g}"
+def _apart(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Both numbers in as many digits as it takes to tell them apart."""
+    for digits in range(FEWEST_DIGITS, MOST_DIGITS + 1):
+        one, other = (f"{float(value):.{digits}g}" for value in (found, wanted))
+        if one != other:
+            return f"{one} and the checkpoint's {other}"
+    return f"{one} and the checkpoint's the same in other bits"
 
 
 def _pattern(found: torch.Tensor, unequal: torch.Tensor) -> str:

@@ -63,10 +63,10 @@ class Explanation:
     @property
     def cause_sentences(self) -> list[str]:
         """A known defect that reproduces the artifact, or else what the file itself gives away."""
-        diagnosed = self.diagnosis.sentences if self.diagnosis is not None else []
-        if self.diagnosis is not None and self.diagnosis.findings:
-            return diagnosed
-        return [f"likely cause: {message}" for message in self.file] + diagnosed
+        named = self.diagnosis is not None and bool(self.diagnosis.findings)
+        if self.file and not named:
+            return [f"likely cause: {message}" for message in self.file]
+        return [] if self.diagnosis is None else self.diagnosis.sentences
 
 
 def explain(

@@ -184,8 +184,10 @@ def _layers(layers: list[int]) -> str:
 def _causes(explanation: Mapping[str, Any]) -> str:
     causes = explanation["causes"]
     alike = [cause for cause in causes if cause["alike"]]
+    if not causes and explanation["file"]:
+        return "".join(f"<p>{full_stop(message)}</p>" for message in explanation["file"])
     if not causes:
-        said = "".join(f"<p>{full_stop(message)}</p>" for message in explanation["file"]) + _none(explanation)
+        said = _none(explanation)
     elif len(alike) > 1:
         said = "<p>These cannot be told apart on the given tokens:</p>" + _cause_list(alike)
     else:

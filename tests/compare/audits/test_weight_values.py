@@ -113,6 +113,8 @@ def test_a_wrong_value_is_said(
     assert result.verdict is Verdict.FAIL
     assert re.match(said, result.message), result.message
     assert set(result.figures["differing"]) == set(changes)
+    for one, other in re.findall(r"\] is (\S+) and the checkpoint's ([^\s,;]+)", result.message):
+        assert one != other, result.message
 
 
 def test_the_first_ones_are_described_and_all_are_counted(bundles: dict[Precision, Path], tmp_path: Path) -> None:

@@ -175,7 +175,9 @@ def test_what_the_file_says_is_the_cause_where_no_defect_is(pages: dict[str, Dat
     near = found["causes"][0]
     found |= {"causes": [], "nearest": {**near, "rms": 1e-3}, "error": 0.5}
     page = to_html(data)
-    assert page.index("Likely cause") < page.index("1.05 times the checkpoint") < page.index("known defects reproduces")
+    assert page.index("Likely cause") < page.index("1.05 times the checkpoint") and "known defects" not in page
+    page = to_html({**data, "explanation": {**found, "file": []}})
+    assert page.index("Likely cause") < page.index("known defects reproduces")
     assert "Nearest, but does not reproduce them: RoPE pairs" in page and "is off by 0.50" in page
     found |= {"located": None, "within": "", "note": "", "tried": 0, "values": {**found["values"], "call": []}}
     page = to_html(data)
