@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
     from blockexport.models.progress import Progress
 
 
+PLAIN_EVERY = 5.0  # seconds between two lines of progress where no bar can be drawn
+
+
 def stdout_console() -> Console:
     """A console on stdout: results. Text is printed as it is, without markup, emoji codes or highlighting."""
-    from rich.console import Console
-
-    return Console(markup=False, emoji=False, highlight=False)
+    return _console(stderr=False)
 
 
 def stderr_console() -> Console:
     """A console on stderr: messages and progress."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, markup=False, emoji=False, highlight=False)
+    # Rich takes NO_COLOR to the letter and goes on with bold and dim: here it means plain text.
+    colors = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, color_system=colors)
 
 
 def say(message: str, *, quiet: bool = False) -> None:
@@ -61,14 +69,18 @@ def give_up_broken_streams() -> None:
 
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
-    """A listener that draws one bar per label on stderr; silent with `quiet` or when stderr is no terminal.
+    """A listener that draws one bar per label on stderr, or prints a plain line now and then where stderr is no
+    terminal; silent with `quiet`.
 
     The bars go away at the end: what stays on the terminal is the result.
     """
     from blockexport.models.progress import silent
 
-    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if quiet:
         yield silent
+        return
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield _PlainLines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -82,3 +94,16 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
             bars.update(tasks[label], completed=done, total=total)
 
         yield listen
+
+
+class _PlainLines:
+    """A line every few seconds, so that work that is done soon says nothing."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= PLAIN_EVERY:
+            self._last = now
+            say(f"{label} {done} of {total}")

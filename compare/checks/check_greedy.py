@@ -65,9 +65,9 @@ def _generate(context: CheckContext, prompt_S: torch.Tensor, steps: int) -> torc
     logits_V = decoder.prefill(prompt_S[None])[0, -1]
     chosen = []
     for i in range(steps):
-        context.progress("greedy", i, steps)
+        context.progress("greedy: step", i, steps)
         chosen.append(int(logits_V.argmax()))
         if i + 1 < steps:
             logits_V = decoder.step(torch.tensor([[chosen[-1]]]))[0, -1]
-    context.progress("greedy", steps, steps)
+    context.progress("greedy: step", steps, steps)
     return torch.tensor(chosen)

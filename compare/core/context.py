@@ -189,7 +189,7 @@ class CheckContext:
         parts: list[Errors] = []
         not_finite: list[int] = []
         for i, call in enumerate(calls):
-            self.progress(label, i, len(calls))
+            self.progress(f"{label}: call", i, len(calls))
             outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
             given = list(call)[-outputs_SV.shape[0] :]
             finite_S = outputs_SV.isfinite().all(-1).tolist()
@@ -198,5 +198,5 @@ class CheckContext:
             if kept:
                 rows, seen = zip(*kept, strict=True)
                 parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in seen]], seen))
-        self.progress(label, len(calls), len(calls))
+        self.progress(f"{label}: call", len(calls), len(calls))
         return Walk(Errors.join(parts), not_finite)

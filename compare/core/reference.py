@@ -65,7 +65,7 @@ class Reference:
             For each sequence [len(positions), V] in `dtype` ([len(positions), D] when headless).
         """
         layers = self.config.num_hidden_layers
-        label = f"reference, {str(self.dtype).removeprefix('torch.')}"
+        label = f"reference in {str(self.dtype).removeprefix('torch.')}: layer"
         streams = self._embed(sequences)
         cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
         for i in range(layers):
@@ -90,12 +90,12 @@ class Reference:
         cos, sin = rope_table(self.config, len(ids_S))
         found: list[torch.Tensor] = []
         for i in range(layers):
-            progress("keys and values", i, layers)
+            progress("keys and values: layer", i, layers)
             block = self._block(i)
             _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
             found += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
             x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
-        progress("keys and values", layers, layers)
+        progress("keys and values: layer", layers, layers)
         return found
 
     def _convert(self, weight: torch.Tensor) -> torch.Tensor:

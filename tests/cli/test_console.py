@@ -29,9 +29,45 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_progress_is_silent_when_nobody_watches() -> None:
+def test_without_a_terminal_long_work_has_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     with console.progress_bar() as progress:
-        assert progress is silent
+        for layer in range(30):
+            progress("explain: layer", layer, 30)
+            now[0] += 1.0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [f"explain: layer {layer} of 30" for layer in (5, 10, 15, 20, 25)]
+
+
+def test_without_a_terminal_short_work_and_quiet_work_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (False, True):
+        with console.progress_bar(quiet=quiet) as progress:
+            progress("explain: layer", 3, 30)
+            assert (progress is silent) is quiet
+    assert capsys.readouterr() == ("", "")
+
+
+STYLED = """
+from rich.text import Text
+from blockexport.cli import console
+console.stdout_console().print(Text("the limits", style="dim"), Text("FAIL", style="bold red"))
+"""
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_is_plain_text_on_a_terminal_too(no_color: str) -> None:
+    """Neither colours nor dim and bold."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": no_color}
+    subprocess.run([sys.executable, "-c", STYLED], stdout=theirs, env=environment, timeout=60, check=True)
+    os.close(theirs)
+    seen = _all(ours)
+    assert ("\x1b" in seen) is (no_color == "")
+    assert no_color == "" or seen.splitlines() == ["the limits FAIL"]
 
 
 CODE = """
@@ -56,12 +92,17 @@ def run_on_terminal(quiet: bool) -> tuple[str, str]:
         timeout=60,
     )
     os.close(theirs)
-    seen = b""
-    while chunk := _read(ours):
-        seen += chunk
-    os.close(ours)
+    seen = _all(ours)
     assert done.returncode == 0, seen
-    return done.stdout.decode(), seen.decode()
+    return done.stdout.decode(), seen
+
+
+def _all(descriptor: int) -> str:
+    seen = b""
+    while chunk := _read(descriptor):
+        seen += chunk
+    os.close(descriptor)
+    return seen.decode()
 
 
 def _read(descriptor: int) -> bytes:
