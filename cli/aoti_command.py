@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads
 
 if TYPE_CHECKING:
+    from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -35,8 +38,12 @@ def aoti(
         str | None, typer.Option("--model", help="The bundle's source checkpoint, if it has moved; for a bundle only.")
     ] = None,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Add the package without judging it.")] = False,
+    no_explain: NoExplain = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle; for a checkpoint only.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
+    threads: Threads = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the verdict alone.")
+    ] = False,
 ) -> int:
     """Compile a model with PyTorch's AOTInductor, judge the package, and add it to a bundle.
 
@@ -52,16 +59,17 @@ def aoti(
     if (Path(model) / MANIFEST).is_file():
         if output is not None or force:
             raise UsageError("--output and --force are for a checkpoint: the package is added to the bundle itself")
-        return _add(Path(model), source, no_compare=no_compare, quiet=quiet)
+        use_threads(threads)
+        return _add(Path(model), source, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
     if output is None or source is not None:
         raise UsageError(f"{model} is no bundle: name one with -o BUNDLE, which is made first (and leave out --model)")
     from blockexport.cli.onnx_command import onnx
 
-    code = onnx(model, output, no_compare=no_compare, force=force, quiet=quiet)
-    return code or _add(output, None, no_compare=no_compare, quiet=quiet)
+    code = onnx(model, output, no_compare=no_compare, no_explain=no_explain, force=force, threads=threads, quiet=quiet)
+    return code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
 
 
-def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> int:
+def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> int:
     from blockexport.compare.judged_source import open_source
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
@@ -83,9 +91,12 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> 
             progress("compiling", 0, 1)
             names = compile_package(checkpoint, options, manifest.rope_table_rows, folder)
             progress("compiling", 1, 1)
-            report = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
-        if report is not None and report.exit_code == EXIT_BAD:
-            return _refuse(report)
+            judged = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
+        report = None if judged is None else judged.report
+        if judged is not None:
+            show_verdict(judged.report, quiet=quiet)
+        if judged is not None and judged.report.exit_code == EXIT_BAD:
+            return _refuse(replace(judged, explain=None) if no_explain else judged, quiet=quiet)
         sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
         add_files(bundle, {name: folder / name for name in names}, sources)
     finally:
@@ -93,27 +104,21 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, quiet: bool) -> 
     return _tell(bundle, report, quiet=quiet)
 
 
-def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Report:
-    from blockexport.compare.judge import judge
+def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Judgement:
+    from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.runtime.aoti_decoder import AotiDecoder
 
     decoder = AotiDecoder(bundle, manifest, package_folder=folder)
-    return judge(decoder, checkpoint, bundle_options(bundle, "aoti", package_folder=folder), progress)
+    return run_checks(decoder, checkpoint, bundle_options(bundle, "aoti", package_folder=folder), progress)
 
 
-def _refuse(report: Report) -> int:
-    from blockexport.compare.report.report_table import render_table
-
-    console.stdout_console().print(render_table(report))
+def _refuse(judgement: Judgement, *, quiet: bool) -> int:
+    explained(judgement, quiet=quiet)
     console.say("the package is bad and was not added")
     return EXIT_BAD
 
 
 def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> int:
-    from blockexport.compare.report.report_table import render_table
-
-    if report is not None:
-        console.stdout_console().print(render_table(report))
     console.say(f"the package was added to {bundle}: blockexport cpp {bundle} -o chat --backend aoti", quiet=quiet)
     return 0 if report is None else report.exit_code

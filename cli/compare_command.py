@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads
 
 if TYPE_CHECKING:
-    from blockexport.compare.report.report import Report
+    from blockexport.compare.judge import Judgement
     from blockexport.models.progress import Progress
 
 
@@ -58,6 +59,7 @@ def compare(
             "A file that fails is looked into without it.",
         ),
     ] = False,
+    no_explain: NoExplain = False,
     decode_steps: Annotated[
         int | None,
         typer.Option(
@@ -78,8 +80,11 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="DIR", help="Write report.json, .md and .html into this folder.")
     ] = None,
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json instead of the table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress and no table: the verdict, place and cause.")
+    ] = False,
 ) -> int:
     """Run the file in BUNDLE, prefill, chunks and decode steps over the whole cache, against a float64 reference on the
     source's weights.
@@ -87,7 +92,9 @@ def compare(
     The limit is the noise floor: eager PyTorch's own error in the bundle's precision on the same tokens. Exits 0 when
     every check passes, 1 when one fails, and 3 when the file cannot be judged on this machine or without its source, or
     a check named with --check does not apply to it. A report that cannot be written is 2, with the verdict printed.
-    Of a file that fails, the report says where it first differs, and which known mistake would make it.
+
+    Of a file that fails, the verdict comes first, and then where it first differs and which known mistake would make
+    it. That may take another minute; an interrupt then leaves the verdict as printed, and no report.
 
     With --onnx the file is another tool's: it is called the way that tool's runtime calls it, and judged on the checks
     that its inputs allow.
@@ -95,9 +102,10 @@ def compare(
     Example: blockexport compare smollm2 --report smollm2-parity
     """
     _check_options(bundle, onnx, model, backend, text, tokens)
-    _check_locate(locate, onnx, backend)
+    _check_locate(locate, onnx, backend, no_explain=no_explain)
     _check_report(report)
-    with console.progress_bar(quiet=quiet or as_json) as progress:
+    use_threads(threads)
+    with console.progress_bar(quiet=quiet) as progress:
         from blockexport.compare.checks.catalogue import choose_checks
 
         how = _How(
@@ -110,12 +118,14 @@ def compare(
         if onnx is not None and model is not None:
             from blockexport.compare.judge_foreign import judge_foreign
 
-            result = judge_foreign(onnx, model, max_sequence_length=max_sequence_length, progress=progress, **how)
+            judgement = judge_foreign(onnx, model, max_sequence_length=max_sequence_length, progress=progress, **how)
         else:
             assert bundle is not None
-            result = _judge_bundle(bundle, backend, model, max_sequence_length, locate, progress, how)
-    _show(result, report, as_json=as_json)
-    return result.exit_code
+            judgement = _judge_bundle(bundle, backend, model, max_sequence_length, locate, progress, how)
+    if no_explain:
+        judgement = replace(judgement, explain=None)
+    _show(judgement, report, as_json=as_json, quiet=quiet)
+    return judgement.report.exit_code
 
 
 TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and few tokens are longer than 16 bytes
@@ -138,10 +148,10 @@ def _judge_bundle(
     locate: bool,
     progress: Progress,
     how: _How,
-) -> Report:
+) -> Judgement:
     from blockexport.compare.changed_files import changed_files
     from blockexport.compare.core.backends import require_judgeable, usual_backend
-    from blockexport.compare.judge import judge
+    from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.compare.judged_source import open_source
     from blockexport.export.bundle.manifest import read_manifest
@@ -153,8 +163,9 @@ def _judge_bundle(
     checkpoint = open_source(manifest, model)
     decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
     notes = changed_files(bundle, manifest, backend)
-    result = judge(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
-    return replace(result, notes=(*result.notes, *notes))
+    judgement = run_checks(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
+    report = replace(judgement.report, notes=(*judgement.report.notes, *notes))
+    return replace(judgement, report=report)
 
 
 def _check_options(
@@ -183,8 +194,11 @@ def _check_options(
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on onnxruntime")
 
 
-def _check_locate(locate: bool, onnx: Path | None, backend: str | None) -> None:
+def _check_locate(locate: bool, onnx: Path | None, backend: str | None, *, no_explain: bool) -> None:
     from blockexport.models.errors import UsageError
+
+    if locate and no_explain:
+        raise UsageError("--locate and --no-explain contradict each other: choose one of them")
 
     if locate and onnx is not None:
         raise UsageError("--locate looks into a bundle's graph; another tool's file is judged by its outputs alone")
@@ -219,16 +233,21 @@ def _check_report(folder: Path | None) -> None:
         check_report_folder(folder)
 
 
-def _show(result: Report, folder: Path | None, *, as_json: bool) -> None:
-    """Print the verdict, and only then write: neither is lost where the other fails."""
+def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bool) -> None:
+    """Print the verdict, explain it, and only then write; a report is written even where nothing can be printed."""
     from blockexport.compare.report.report_files import write_report
-    from blockexport.compare.report.report_table import render_table
 
     try:
+        if not as_json or judgement.explain is not None:
+            show_verdict(judgement.report, as_json=as_json, quiet=quiet)
+    except OSError:
+        if folder is not None:
+            write_report(judgement.explained(), folder)
+        raise
+    report = explained(judgement, as_json=as_json, quiet=quiet)
+    try:
         if as_json:
-            console.print_json(result.to_json())
-        else:
-            console.stdout_console().print(render_table(result))
+            console.print_json(report.to_json())
     finally:
         if folder is not None:
-            write_report(result, folder)
+            write_report(report, folder)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,7 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     # Rich takes NO_COLOR to the letter and goes on with bold and dim: here it means plain text.
-    colors = None if os.environ.get("NO_COLOR") else "auto"
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, color_system=colors)
 
 

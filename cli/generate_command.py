@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.judging import Threads, use_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,7 @@ def generate(
     model: Annotated[
         str | None, typer.Option("--model", help="The source checkpoint, for eager, if it has moved.")
     ] = None,
+    threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The text only: no notes, no speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
@@ -72,6 +74,7 @@ def generate(
     prompt_ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if as_chat else tokenizer.encode(text)
     # A raw prompt is gone on from, spaces included; an answer stands by itself.
     after = [] if as_chat else prompt_ids
+    use_threads(threads)
     decoder = open_decoder(bundle, backend, model=model)
     generation = start(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
     if as_json:

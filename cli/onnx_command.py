@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads
 
 if TYPE_CHECKING:
+    from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
     from blockexport.export.bundle.bundle import Stage
     from blockexport.export.bundle.manifest import Manifest
@@ -57,11 +59,15 @@ def onnx(
     ] = "all",
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, the torch.export program.")] = False,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Seal the bundle without judging it.")] = False,
+    no_explain: NoExplain = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the random weights of a preset.")] = 0,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing bundle; allow M beyond the model's trained range.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
+    threads: Threads = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the verdict alone.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> int:
     """Export MODEL as an ONNX bundle and prove the file against eager PyTorch.
@@ -78,22 +84,34 @@ def onnx(
     precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
     checkpoint = open_checkpoint(model, seed=seed)
     options = _options(checkpoint, precision, max_sequence_length, headless, logits, force)
-    with console.progress_bar(quiet=quiet or as_json) as progress, staged(output, force=force) as stage:
-        manifest = _export(checkpoint, stage.folder, options, pt2, progress, quiet=quiet)
-        judged = None if no_compare else _judge(checkpoint, stage.folder, manifest, progress)
-        outcome = _settle(stage, manifest, judged)
+    use_threads(threads)
+    with staged(output, force=force) as stage:
+        with console.progress_bar(quiet=quiet) as progress:
+            manifest = _export(checkpoint, stage.folder, options, pt2, progress, quiet=quiet)
+            judged = None if no_compare else _judge(checkpoint, stage.folder, manifest, progress)
+        if judged is None or isinstance(judged, str):
+            outcome = _settle(stage, manifest, judged)
+        else:
+            if no_explain:
+                judged = replace(judged, explain=None)
+            report = _explained(judged, as_json=as_json, quiet=quiet)
+            outcome = replace(_settle(stage, manifest, report), shown=judged.explain is not None)
     _tell(outcome, as_json=as_json, quiet=quiet)
     return outcome.exit_code
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Where the bundle went, and what is known of it: a report, or the reason why there is none."""
+    """Where the bundle went, and what is known of it: a report, or the reason why there is none.
+
+    `shown`: the verdict was printed before it was explained.
+    """
 
     folder: Path
     manifest: Manifest
     report: Report | None = None
     unjudged: str | None = None
+    shown: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -154,10 +172,10 @@ def _export(
     return manifest
 
 
-def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Report | str:
-    """The report on the file in `folder`, or why it cannot be judged on this machine."""
+def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
+    """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
     from blockexport.compare.core.backends import require_judgeable, usual_backend
-    from blockexport.compare.judge import judge
+    from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.models.errors import NotJudgedError
     from blockexport.runtime.open import open_decoder
@@ -165,9 +183,16 @@ def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: P
     try:
         backend = usual_backend(manifest.precision)
         require_judgeable(backend, manifest.precision)
-        return judge(open_decoder(folder, backend), checkpoint, bundle_options(folder, backend), progress)
+        return run_checks(open_decoder(folder, backend), checkpoint, bundle_options(folder, backend), progress)
     except NotJudgedError as error:
         return str(error)
+
+
+def _explained(judgement: Judgement, *, as_json: bool, quiet: bool) -> Report:
+    """The whole report. Where it has a difference to explain, the verdict is printed first."""
+    if judgement.explain is not None:
+        show_verdict(judgement.report, as_json=as_json, quiet=quiet)
+    return explained(judgement, as_json=as_json, quiet=quiet)
 
 
 def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _Outcome:
@@ -194,7 +219,6 @@ def _settle(stage: Stage, manifest: Manifest, judged: Report | str | None) -> _O
 
 def _tell(outcome: _Outcome, *, as_json: bool, quiet: bool) -> None:
     from blockexport.compare.core.check import Verdict
-    from blockexport.compare.report.report_table import render_table
 
     report = outcome.report
     if as_json:
@@ -207,8 +231,8 @@ def _tell(outcome: _Outcome, *, as_json: bool, quiet: bool) -> None:
             }
         )
         return
-    if report is not None:
-        console.stdout_console().print(render_table(report))
+    if report is not None and not outcome.shown:
+        show_verdict(report, quiet=quiet)
     if report is not None and report.verdict is Verdict.FAIL:
         console.say(f"the bundle is bad and was not sealed; it is kept for inspection in {outcome.folder}")
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.judging import Threads, use_threads
 
 
 def selftest(
@@ -15,6 +16,7 @@ def selftest(
     backend: Annotated[
         str, typer.Option("--backend", metavar="onnxruntime|aoti|pt2|eager", help="What runs the model.")
     ] = "onnxruntime",
+    threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> int:
@@ -32,6 +34,7 @@ def selftest(
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.selftest import check_files, replay_golden
 
+    use_threads(threads)
     with console.progress_bar(quiet=quiet or as_json) as progress:
         manifest = read_manifest(bundle)
         check_files(bundle, manifest, progress)

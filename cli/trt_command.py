@@ -7,11 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.judging import NoExplain, Threads
 from blockexport.cli.trt_summary import tell_engine
 
 if TYPE_CHECKING:
@@ -126,7 +127,9 @@ def trt(
             help="Tell attention how many slots are filled, beside the mask. Not proven on a GPU yet. tensorrt only.",
         ),
     ] = False,
+    no_explain: NoExplain = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle; for a checkpoint only.")] = False,
+    threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> int:
@@ -169,7 +172,10 @@ def trt(
         _refuse_for_bundle({"--output": output, "--max-sequence-length": max_sequence_length, "--force": force or None})
     else:
         folder = _named_output(model, output, precision)
-        exported = _export(model, folder, precision, max_sequence_length, force=force, quiet=quiet, as_json=as_json)
+        handed_on = _OnnxOptions(
+            max_sequence_length=max_sequence_length, no_explain=no_explain, force=force, threads=threads
+        )
+        exported = _export(model, folder, precision, handed_on, quiet=quiet, as_json=as_json)
         if exported == EXIT_BAD:
             console.say("no engine was built, because the graph did not pass")
             return exported
@@ -249,8 +255,17 @@ def _bundle_remains(folder: Path) -> Iterator[None]:
         raise type(error)(f"{error}. The bundle {folder} is made and judged: go on from it with {go_on} ...") from error
 
 
+class _OnnxOptions(TypedDict):
+    """Options of `blockexport onnx` that are handed on as they are."""
+
+    max_sequence_length: int | None
+    no_explain: bool
+    force: bool
+    threads: int | None
+
+
 def _export(
-    model: str, folder: Path, precision: Precision | None, slots: int | None, *, force: bool, quiet: bool, as_json: bool
+    model: str, folder: Path, precision: Precision | None, handed_on: _OnnxOptions, *, quiet: bool, as_json: bool
 ) -> int:
     """Make and judge the ONNX bundle; its words go to stderr where stdout is for our own JSON."""
     from blockexport.cli.onnx_command import onnx
@@ -262,9 +277,8 @@ def _export(
             fp32=precision == "fp32",
             fp16=precision == "fp16",
             bf16=precision == "bf16",
-            max_sequence_length=slots,
-            force=force,
             quiet=quiet or as_json,
+            **handed_on,
         )
 
 

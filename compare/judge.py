@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,9 +74,33 @@ class JudgeOptions:
     locate: bool = False
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict, which is there as soon as the checks have run, and the explanation, which takes as long again.
+
+    Attributes:
+        report: of the checks, without an explanation.
+        explain: looks for place and cause; None where there is nothing to explain, or nobody asked.
+    """
+
+    report: Report
+    explain: Callable[[Progress], Explanation | None] | None = None
+
+    def explained(self, progress: Progress = silent) -> Report:
+        """The whole report; `progress` is told of the calls, layers and defects looked at."""
+        return self.report if self.explain is None else replace(self.report, explanation=self.explain(progress))
+
+
 def judge(
     decoder: Decoder, checkpoint: Checkpoint, options: JudgeOptions | None = None, progress: Progress = silent
 ) -> Report:
+    """Run the checks, and explain what failed: `run_checks` and `Judgement.explained` in one."""
+    return run_checks(decoder, checkpoint, options, progress).explained(progress)
+
+
+def run_checks(
+    decoder: Decoder, checkpoint: Checkpoint, options: JudgeOptions | None = None, progress: Progress = silent
+) -> Judgement:
     """Run the checks on `decoder` against the source `checkpoint`.
 
     Args:
@@ -131,7 +155,7 @@ def _run(
     artifact: Mapping[str, Any],
     tokens: Tokens,
     options: JudgeOptions,
-) -> Report:
+) -> Judgement:
     results: list[CheckResult] = []
     skipped: list[tuple[str, str]] = []
     for entry in checks:
@@ -156,7 +180,7 @@ def _run(
         "last": plan.last if context.to_last_slot else 0,
     }
     names = ("blockexport", "torch", *_VERSIONS.get(artifact["backend"], ()))
-    return Report(
+    report = Report(
         artifact=artifact,
         tokens=described,
         checks=tuple(results),
@@ -167,8 +191,9 @@ def _run(
         versions={name: importlib.metadata.version(name) for name in names},
         golden=_golden(context, results),
         notes=tuple(note for note in (tokens.caution(len(context.ids_S)),) if note),
-        explanation=options.explain(context, results) if options.explain and (failed or options.locate) else None,
     )
+    look = options.explain if failed or options.locate else None
+    return Judgement(report, None if look is None else lambda progress: look(context.heard_by(progress), results))
 
 
 def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: Arithmetic) -> dict[str, Any]:

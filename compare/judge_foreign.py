@@ -12,8 +12,7 @@ from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.tokens import Encode
 from blockexport.compare.explain.explain import Explanation, explain
-from blockexport.compare.judge import JudgeOptions, judge
-from blockexport.compare.report.report import Report
+from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER, write_tokenizer_files
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
@@ -40,7 +39,7 @@ def judge_foreign(
     text: str | None = None,
     token_ids: Sequence[int] | None = None,
     progress: Progress = silent,
-) -> Report:
+) -> Judgement:
     """Judge the ONNX file `path` against the checkpoint `model`, on the checks that its inputs allow.
 
     Args:
@@ -51,7 +50,7 @@ def judge_foreign(
         max_sequence_length: tokens a row may hold; see `open_foreign`.
         text: what to judge on instead of the built-in passage.
         token_ids: what to judge on instead of any text.
-        progress: see `judge`.
+        progress: see `run_checks`.
 
     Raises:
         UsageError: no ONNX decoder of a known convention, or not of the checkpoint's architecture.
@@ -72,7 +71,7 @@ def judge_foreign(
         weights=lambda: initialisers(graph, path.parent),
         explain=_explain,
     )
-    return judge(decoder, checkpoint, options, progress)
+    return run_checks(decoder, checkpoint, options, progress)
 
 
 def _explain(context: CheckContext, results: Sequence[CheckResult]) -> Explanation | None:

@@ -38,7 +38,7 @@ class OnnxDecoder(Decoder):
         max_sequence_length: cache slots to declare instead of the file's own; the graph does not depend on it.
         low_memory: map the weights instead of repacking them: a fraction of the memory and of the start-up time, for
             steps that take about a fifth longer.
-        threads: threads inside an operator; 0 leaves the choice to ONNX Runtime.
+        threads: threads inside an operator; 0 takes as many as PyTorch has.
     """
 
     def __init__(

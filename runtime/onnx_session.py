@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from blockexport.models.errors import NotJudgedError, UsageError
 
 __all__ = ["open_session", "ort", "session_options"]
@@ -29,9 +31,14 @@ _LACKS = (
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
-    """Options with `threads` inside an operator (0: its choice), and with errors coming as exceptions alone."""
+    """Options with `threads` inside an operator (0: as many as PyTorch has), and with errors coming as exceptions
+    alone.
+
+    Threads that wait for work spin between the parts of a run, and sleep between runs: PyTorch has its turn then.
+    """
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4
     return options
 

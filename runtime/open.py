@@ -28,7 +28,7 @@ def open_decoder(
         max_sequence_length: cache slots M, when other than the bundle's.
         model: where the source checkpoint is, for `eager`; by default where the manifest says.
         low_memory: map the weights instead of repacking them (onnxruntime).
-        threads: threads inside an operator (onnxruntime); 0 leaves the choice to the runtime.
+        threads: threads inside an operator (onnxruntime); 0 takes as many as PyTorch has.
 
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact.

@@ -79,6 +79,11 @@ class CheckContext:
         self.graph = graph
         self.progress = progress
 
+    def heard_by(self, progress: Progress) -> CheckContext:
+        """Itself, with another listener from now on."""
+        self.progress = progress
+        return self
+
     @property
     def has_top1(self) -> bool:
         """False for a headless stack, whose outputs are no distribution over tokens."""

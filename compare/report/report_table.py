@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,21 +12,32 @@ from blockexport.compare.core.check import Verdict
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_rows import HEADINGS, footnotes, full_sentence, table_rows
 
+if TYPE_CHECKING:
+    from blockexport.compare.explain.explain import Explanation
+
 _STYLES = {str(Verdict.PASS): "green", str(Verdict.FAIL): "bold red", str(Verdict.NOT_JUDGED): "yellow", "": "dim"}
 
 
-def render_table(report: Report) -> RenderableType:
-    """The verdict, of a failure its place and cause, the table, and below it what is not plainly good."""
+def render_verdict(report: Report) -> RenderableType:
+    """The verdict in a sentence, and the notes beside it."""
     verdict = str(report.verdict)
+    notes = (Text(f"Note: {note}.", style="yellow") for note in report.notes)
+    return Group(Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict]), *notes)
+
+
+def render_explanation(explanation: Explanation) -> RenderableType:
+    """Place and cause, a line each."""
+    return Group(*(Text(full_sentence(said), style="bold") for said in explanation.sentences))
+
+
+def render_table(report: Report) -> RenderableType:
+    """The verdict, the table, and below it what is not plainly good."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for i, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
     for row in table_rows(report):
         table.add_row(row.cells[0], Text(row.cells[1], style=_STYLES[row.verdict]), *row.cells[2:])
-    parts: list[RenderableType] = [Text(f"{verdict.upper()}: {report.summary}", style=_STYLES[verdict])]
-    if report.explanation is not None:
-        parts += [Text(full_sentence(said), style="bold") for said in report.explanation.sentences]
-    parts += [Text(f"Note: {note}.", style="yellow") for note in report.notes]
+    parts: list[RenderableType] = [render_verdict(report)]
     parts += [Text(""), table, *(Text(note, style="dim") for note in footnotes(report))]
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
     parts += [Text(""), *troubles] if troubles else []

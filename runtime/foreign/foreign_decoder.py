@@ -52,7 +52,7 @@ def open_foreign(
         config: of the checkpoint it is said to come from.
         max_sequence_length: how many tokens a row may hold; 512 or what the model was made for, if fewer. A file that
             fixes the number of its slots allows no other.
-        threads: threads inside an operator; 0 leaves the choice to ONNX Runtime.
+        threads: threads inside an operator; 0 takes as many as PyTorch has.
 
     Raises:
         UsageError: the file is of another architecture than `config`, or ONNX Runtime does not load or run it.

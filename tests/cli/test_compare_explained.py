@@ -51,7 +51,61 @@ def compare(*arguments: object) -> int:
     return main(["compare", *map(str, arguments)])
 
 
-def test_place_and_cause_come_first_in_every_form(
+def test_the_verdict_comes_first_then_place_and_cause(spoilt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(spoilt, "--check", "prefill") == 1
+    said = capsys.readouterr()
+    order = ("FAIL: ", "prefill fail", "First difference at position 0", "Likely cause")
+    places = [said.out.index(words) for words in order]
+    assert places == sorted(places)
+    assert "looking for the place and the cause of the difference (--no-explain leaves this out)" in said.err
+
+
+def test_no_explain_gives_the_verdict_alone(
+    spoilt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockexport.compare.explain.explain.locate", crash)
+    assert compare(spoilt, "--no-explain", "--report", tmp_path) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("FAIL: ") and "First difference" not in said.out and said.err == ""
+    assert json.loads((tmp_path / "report.json").read_text())["explanation"] is None
+    assert compare(spoilt, "--no-explain", "--locate") == 2
+    assert "--locate and --no-explain contradict each other" in capsys.readouterr().err
+
+
+def test_quiet_is_the_verdict_the_place_and_the_cause(
+    sound: Path, spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert compare(sound, "--check", "prefill", "-q") == 0
+    assert [line[:5] for line in capsys.readouterr().out.splitlines()] == ["PASS:"]
+    assert compare(spoilt, "--check", "prefill", "-q") == 1
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()] == ["FAIL:", "Note:", "First", "Likely"]
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_interrupt_leaves_the_verdict_and_no_report(
+    spoilt: Path,
+    tmp_path: Path,
+    form: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("blockexport.compare.explain.explain.locate", interrupt)
+    assert compare(spoilt, "--report", tmp_path / "report", *form) == 130
+    said = capsys.readouterr()
+    # With --json stdout holds one document or nothing, so the verdict is on stderr.
+    assert said.out.startswith("FAIL: ") if form == () else said.out == ""
+    assert form == () or said.err.startswith("FAIL: ")
+    assert "the explanation was interrupted; the verdict stands: FAIL. No report was written" in said.err
+    assert not (tmp_path / "report").exists()
+
+
+def test_place_and_cause_are_in_every_form(
     spoilt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -60,7 +114,7 @@ def test_place_and_cause_come_first_in_every_form(
     said = json.loads((tmp_path / "report.json").read_text())["explanation"]["sentences"]
     assert said[0].startswith("first difference at position 0: layer 1, activation of the MLP")
     assert said[1].startswith("likely cause, reproduced to ") and said[1].endswith("(only in layer 1)")
-    assert lines[0].startswith("FAIL: ") and lines[1 : 1 + len(said)] == [full_sentence(sentence) for sentence in said]
+    assert lines[0].startswith("FAIL: ") and lines[-len(said) :] == [full_sentence(sentence) for sentence in said]
     markdown = (tmp_path / "report.md").read_text().splitlines()
     assert markdown[4] == "## First difference and likely cause"
     assert markdown[6 : 6 + len(said)] == [f"- {full_sentence(sentence)}" for sentence in said]

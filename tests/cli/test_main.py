@@ -42,6 +42,12 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return planned
 
 
+@pytest.mark.parametrize("command", ["onnx", "compare", "trt", "generate", "selftest", "aoti"])
+def test_commands_that_compute_take_a_number_of_threads(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main([command, "--help"]) == 0
+    assert "--threads" in capsys.readouterr().out
+
+
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom blockexport.cli.main import main\n"

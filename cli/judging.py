@@ -1,0 +1,65 @@
+"""A judgement on the terminal: the verdict at once, then what is found out about a difference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockexport.cli import console
+
+if TYPE_CHECKING:
+    from blockexport.compare.judge import Judgement
+    from blockexport.compare.report.report import Report
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Processor threads to compute with. Default: OMP_NUM_THREADS, or the cores this process may use.",
+    ),
+]
+NoExplain = Annotated[
+    bool, typer.Option("--no-explain", help="Of a file that fails, give the verdict alone: no place and no cause.")
+]
+
+
+def use_threads(threads: int | None) -> None:
+    """Let this process compute with so many threads: see `runtime/threads.py`."""
+    from blockexport.runtime.threads import use_threads as use
+
+    use(threads)
+
+
+def show_verdict(report: Report, *, as_json: bool = False, quiet: bool = False) -> None:
+    """Print what the checks came to: the table, or with `quiet` the verdict alone; on stderr where stdout is JSON's."""
+    from blockexport.compare.report.report_table import render_table, render_verdict
+
+    if as_json:
+        console.say(f"{str(report.verdict).upper()}: {report.summary}", quiet=quiet)
+    else:
+        console.stdout_console().print(render_verdict(report) if quiet else render_table(report))
+
+
+def explained(judgement: Judgement, *, as_json: bool = False, quiet: bool = False) -> Report:
+    """Explain a judgement whose verdict has been shown, and print the explanation (not where stdout is JSON's).
+
+    An interrupt leaves the verdict as it stands, and goes on up.
+    """
+    if judgement.explain is None:
+        return judgement.report
+    console.say("looking for the place and the cause of the difference (--no-explain leaves this out)", quiet=quiet)
+    try:
+        with console.progress_bar(quiet=quiet) as progress:
+            report = judgement.explained(progress)
+    except KeyboardInterrupt:
+        verdict = str(judgement.report.verdict).upper()
+        console.say(f"the explanation was interrupted; the verdict stands: {verdict}. No report was written")
+        raise
+    if report.explanation is not None and not as_json:
+        from blockexport.compare.report.report_table import render_explanation
+
+        before = () if quiet else ("",)
+        console.stdout_console().print(*before, render_explanation(report.explanation), sep="\n")
+    return report
