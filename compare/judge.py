@@ -22,7 +22,6 @@ from blockexport.compare.report.report import Report
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
-from blockexport.models.errors import ArtifactError
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder, Foreign
@@ -166,10 +165,7 @@ def _run(
             else:
                 skipped.append((entry.name, reason))
             continue
-        try:
-            results.append(entry.function(context))
-        except ArtifactError as error:
-            results.append(CheckResult(entry.name, Verdict.FAIL, str(error)))
+        results.append(entry.run(context))
     failed = any(result.verdict is Verdict.FAIL for result in results)
     plan = context.plan
     described = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
@@ -31,7 +31,7 @@ def _no_rows(context: CheckContext) -> str | None:
     inapplicable=_no_rows,
     to_last_slot=True,
 )
-def batch(context: CheckContext) -> CheckResult:
+def batch(context: CheckContext) -> Outcome:
     """A right-padded prefill of all rows together, then steps that write each row at its own position; and steps of
     rows that stand at other places of the judged sequence, one of them before the last slots.
 
@@ -39,19 +39,17 @@ def batch(context: CheckContext) -> CheckResult:
     error is often the largest, decides its mean.
     """
     rows = _short_rows(context) + _late_rows(context)
-    dtype, has_top1 = context.decoder.dtype, context.has_top1
-    alone = [
-        judge_stretch("batch", row.what, row.errors, floor_of(row.eager, dtype), has_top1=has_top1) for row in rows
-    ]
+    dtype = context.decoder.dtype
+    alone = [judge_stretch(context, row.what, row.errors, floor_of(row.eager, dtype)) for row in rows]
     floor = floor_of([Errors.join(runs) for runs in zip(*(row.eager for row in rows), strict=True)], dtype)
     what = f"rows with prompts of {', '.join(str(row.prompt) for row in context.rows)}"
     starts = [str(row.start) for row in rows if row.start]
     what += f", and rows that go on at {', '.join(starts)}" if starts else ""
     errors = Errors.join([row.errors for row in rows])
-    result = judge_stretch("batch", what, errors, floor, has_top1=has_top1)
-    guilty = [row for row in alone if row.verdict is result.verdict]
-    message = result.message if result.verdict is Verdict.PASS or not guilty else guilty[0].message
-    return replace(result, message=message, figures={**result.figures, "rows": [row.figures for row in alone]})
+    result = judge_stretch(context, what, errors, floor)
+    guilty = [row.complaints for row in alone if row.complaints]
+    complaints = guilty[0] if result.complaints and guilty else result.complaints
+    return replace(result, complaints=complaints, figures={**result.figures, "rows": [row.figures for row in alone]})
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.judge_positions import judge_stretch
 
 
-def _judge(context: CheckContext, name: str, what: str, positions: Sequence[int]) -> CheckResult:
+def _judge(context: CheckContext, what: str, positions: Sequence[int]) -> Outcome:
     seen = context.observed(positions)
     where = f"{what} ({len(seen)} position{'s' if len(seen) > 1 else ''})"
-    return judge_stretch(
-        name, where, context.artifact_errors.select(seen), context.floor(seen), has_top1=context.has_top1
-    )
+    return judge_stretch(context, where, context.artifact_errors.select(seen), context.floor(seen))
 
 
 @check("prefill", "the whole prompt in one call")
-def prefill(context: CheckContext) -> CheckResult:
+def prefill(context: CheckContext) -> Outcome:
     """Every position of the first call (the last one only where the artifact gives no others)."""
-    return _judge(context, "prefill", f"prefill of {context.plan.prefill} tokens", context.plan.prefill_positions)
+    return _judge(context, f"prefill of {context.plan.prefill} tokens", context.plan.prefill_positions)
 
 
 def _no_steps(context: CheckContext) -> str | None:
@@ -29,9 +27,9 @@ def _no_steps(context: CheckContext) -> str | None:
 
 
 @check("decode", "teacher-forced decode, one token at a time", inapplicable=_no_steps)
-def decode(context: CheckContext) -> CheckResult:
+def decode(context: CheckContext) -> Outcome:
     """Each step behind the prefill, fed with the sequence's own next token."""
-    return _judge(context, "decode", f"{context.plan.decode} decode steps", context.plan.decode_positions)
+    return _judge(context, f"{context.plan.decode} decode steps", context.plan.decode_positions)
 
 
 def _no_last_slot(context: CheckContext) -> str | None:
@@ -41,14 +39,14 @@ def _no_last_slot(context: CheckContext) -> str | None:
 
 
 @check("last-slot", "decode into the last slots of the cache", inapplicable=_no_last_slot, to_last_slot=True)
-def last_slot(context: CheckContext) -> CheckResult:
+def last_slot(context: CheckContext) -> Outcome:
     """The cache filled to the brim: the last steps, up to slot M - 1. What is given out on the way there is finite."""
     positions = context.plan.last_positions
     what = f"steps into slots {positions.start} to {positions.stop - 1} of {context.plan.max_sequence_length}"
-    result = _judge(context, "last-slot", what, positions)
+    result = _judge(context, what, positions)
     stray = sorted(set(context.artifact_walk.not_finite) - set(context.judged_positions))
     if not stray:
         return result
     message = f"NaN or infinity on the way to the last slots, first at position {stray[0]}"
     figures = {**result.figures, "not_finite": stray + list(result.figures["not_finite"])}
-    return replace(result, verdict=Verdict.FAIL, message=message, figures=figures)
+    return replace(result, complaints=[message], figures=figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.immovable import same_bits
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, unmarked
@@ -19,7 +19,7 @@ def _no_slots(context: CheckContext) -> str | None:
 
 
 @check("capacity", "the last slot is written, and what goes past it is refused", inapplicable=_no_slots)
-def capacity(context: CheckContext) -> CheckResult:
+def capacity(context: CheckContext) -> Outcome:
     """A call into slot M - 1 writes that slot and no other. One at M, and two at M - 1, are refused before they run:
     not a slot of the cache changes, whereas TensorRT, say, drops such a write without a word.
 
@@ -35,9 +35,8 @@ def capacity(context: CheckContext) -> CheckResult:
         for start, count in ((last + 1, 1), (last, 2))
         for said in _write_past(decoder, inputs[:, 1 : 1 + count], start, last)
     ]
-    message = "; ".join(complaints) or f"slot {last} is written, one past it refused with the cache unchanged"
-    verdict = Verdict.FAIL if complaints else Verdict.PASS
-    return CheckResult("capacity", verdict, message, {"slots": last + 1})
+    message = f"slot {last} is written, one past it refused with the cache unchanged"
+    return Outcome(message, sum(1 for _ in cache_tensors(decoder)), complaints, figures={"slots": last + 1})
 
 
 def _write_last(decoder: Decoder, inputs: torch.Tensor, last: int) -> list[str]:

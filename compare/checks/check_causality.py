@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.tolerances import UNCHANGED
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
@@ -14,12 +14,18 @@ CANDIDATES = 16  # ids behind a token's own, of which the one with the most diff
 SEEN = 8  # units in the last place by which eager's last output must move before the artifact's has to
 
 
-def _too_short(context: CheckContext) -> str | None:
-    return None if context.plan.prefill > 1 else "a prefill of one token has no earlier position"
+def _cannot(context: CheckContext) -> str | None:
+    if context.plan.prefill < 2:
+        return "a prefill of one token has no earlier position"
+    if context.config.vocab_size < 2:
+        return "a vocabulary of one token has no other to put in its place"
+    if context.decoder.last_logits_only and context.config.num_hidden_layers < 2:
+        return "with the last logits only, nothing that one layer's earlier queries give leaves the file"
+    return None
 
 
-@check("causality", "changing a token leaves earlier outputs and cache slots unchanged", inapplicable=_too_short)
-def causality(context: CheckContext) -> CheckResult:
+@check("causality", "changing a token leaves earlier outputs and cache slots unchanged", inapplicable=_cannot)
+def causality(context: CheckContext) -> Outcome:
     """Repeat a prefill with other tokens from some position on: what lies before must not move, what follows must.
 
     Outputs and, since an artifact may give only the last position's, the caches of all layers are compared. What
@@ -33,7 +39,7 @@ def causality(context: CheckContext) -> CheckResult:
     limit_outputs, limit_cache = unit * _size(base_outputs), unit * _size(base_cache)
     changes: list[dict[str, float]] = []
     figures = {"length": length, "limit": limit_outputs, "cache_limit": limit_cache, "changes": changes}
-    verdict, complaints = Verdict.PASS, []
+    complaints = []
     for changed in sorted({1, length // 2, length - 1} - {0}):
         other_1S = ids_1S.clone()
         other_1S[:, changed:] = others_1S[:, changed:]
@@ -44,15 +50,19 @@ def causality(context: CheckContext) -> CheckResult:
         effect = _difference(outputs[-1:], base_outputs[-1:])
         changes.append({"from": changed, "outputs": leak, "cache": cache_leak, "effect": effect})
         if not (leak <= limit_outputs and cache_leak <= limit_cache):
-            verdict = Verdict.FAIL
             complaints.append(
                 f"tokens from {changed} on change earlier outputs by {leak:.3g}, slots by {cache_leak:.3g}"
             )
         elif not effect > limit_outputs and _eagers_effect(context, ids_1S, other_1S) > SEEN * limit_outputs:
-            verdict = Verdict.FAIL
             complaints.append(f"tokens from {changed} on change nothing at the last position")
     what = f"prefill of {length} tokens, later ones changed"
-    return CheckResult("causality", verdict, f"{what}: {'; '.join(complaints) or 'earlier outputs unmoved'}", figures)
+    return Outcome(
+        f"{what}: earlier outputs unmoved",
+        len(changes),
+        [f"{what}: {'; '.join(complaints)}"] if complaints else (),
+        [] if any(change["effect"] > limit_outputs for change in changes) else [f"{what}: that changes nothing at all"],
+        figures,
+    )
 
 
 def _others(context: CheckContext, ids_1S: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockexport.compare.core.check import CheckResult, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import gather
 from blockexport.compare.core.judge_positions import judge_stretch
@@ -19,15 +19,14 @@ def _too_short(context: CheckContext) -> str | None:
 
 
 @check("chunked", "the prompt in chunks of 1, 2, 3, 7, 16 and the rest", inapplicable=_too_short)
-def chunked(context: CheckContext) -> CheckResult:
+def chunked(context: CheckContext) -> Outcome:
     """Each chunk reads the slots of the ones before it: several queries behind a prefix, which no other call has."""
     calls = calls_of((*CHUNKS, context.plan.prefill), context.plan.prefill)
     artifact = _run(context, context.decoder, calls)
     seen = artifact.positions_P.tolist()
     runs = [_run(context, context.eager, calls).select(seen), context.whole_errors[0].select(seen)]
     what = f"prompt of {context.plan.prefill} tokens in chunks of {', '.join(str(len(call)) for call in calls)}"
-    floor = floor_of(runs, context.decoder.dtype)
-    return judge_stretch("chunked", what, artifact, floor, has_top1=context.has_top1)
+    return judge_stretch(context, what, artifact, floor_of(runs, context.decoder.dtype))
 
 
 def _run(context: CheckContext, decoder: Decoder, calls: list[range]) -> Errors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockexport.compare.audits.constant_audit import audit_constants
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 
 
@@ -14,15 +14,12 @@ def _no_graph(context: CheckContext) -> str | None:
 
 
 @check("constants", "epsilons, attention scale, windows, RoPE tables", inapplicable=_no_graph)
-def constants(context: CheckContext) -> CheckResult:
+def constants(context: CheckContext) -> Outcome:
     """They are the config's in every layer, and each place reads the weight that has its name."""
     assert context.graph is not None
     decoder = context.decoder
     audit = audit_constants(context.graph(), context.config, decoder.max_sequence_length, headless=decoder.headless)
     figures = {"problems": audit.problems, "unseen": audit.unseen, **audit.counts}
-    if audit.problems:
-        return CheckResult("constants", Verdict.FAIL, "; ".join(audit.problems + audit.unseen), figures)
-    if audit.unseen:
-        return CheckResult("constants", Verdict.NOT_JUDGED, "; ".join(audit.unseen), figures)
+    complaints = audit.problems + audit.unseen if audit.problems else []
     told = ", ".join(f"{count} {kind}" for kind, count in audit.counts.items())
-    return CheckResult("constants", Verdict.PASS, f"as the config asks: {told}", figures)
+    return Outcome(f"as the config asks: {told}", sum(audit.counts.values()), complaints, audit.unseen, figures)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import gather
 from blockexport.compare.core.immovable import same_bits
@@ -18,7 +18,7 @@ LATE = 8  # further steps, evenly over the cache up to its last slot
 
 
 @check("determinism", "two runs give the same bits")
-def determinism(context: CheckContext) -> CheckResult:
+def determinism(context: CheckContext) -> Outcome:
     """A prefill and a few steps, each time from an empty cache, and single steps at places up to the last slot: dropout
     left on, say, or memory that nobody wrote.
     """
@@ -34,11 +34,15 @@ def determinism(context: CheckContext) -> CheckResult:
     different = [p for p, one, other in zip(stepped, first, second, strict=True) if not same_bits(one, other)]
     figures = {"positions": len(stepped), "different": different}
     what = f"two runs of {len(positions)} positions and {len(late)} late steps"
-    if not different:
-        return CheckResult("determinism", Verdict.PASS, f"{what}: the same bits", figures)
-    largest = max(float((other.double() - one.double()).abs().max()) for one, other in zip(first, second, strict=True))
-    message = f"{what}: {len(different)} differ, by {largest:.3g} at the most, first position {different[0]}"
-    return CheckResult("determinism", Verdict.FAIL, message, figures)
+    complaints, doubts = [], []
+    if different:
+        pairs = zip(first, second, strict=True)
+        largest = max(float((other.double() - one.double()).abs().max()) for one, other in pairs)
+        many = f"{len(different)} differ, by {largest:.3g} at the most"
+        complaints.append(f"{what}: {many}, first position {different[0]}")
+    if all(bool((outputs == first[0].flatten()[0]).all()) for outputs in first):
+        doubts.append(f"{what}: every output is the same number")
+    return Outcome(f"{what}: the same bits", len(stepped), complaints, doubts, figures)
 
 
 def _late_steps(context: CheckContext, begin: int) -> list[int]:

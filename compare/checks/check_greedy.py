@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import floor_of
+from blockexport.compare.core.power import chance, drawn_by_lot
 from blockexport.compare.core.tolerances import TIE_FACTOR
 
 PROMPT = 24
@@ -21,7 +22,7 @@ def _cannot(context: CheckContext) -> str | None:
 
 
 @check("greedy", "greedy tokens equal the reference's", inapplicable=_cannot)
-def greedy(context: CheckContext) -> CheckResult:
+def greedy(context: CheckContext) -> Outcome:
     """Each token the artifact chooses is the reference's choice for the same prefix, or tied with it.
 
     The reference reads the sequence that the artifact generated, so one tie does not make all that follows differ.
@@ -39,7 +40,8 @@ def greedy(context: CheckContext) -> CheckResult:
     best = expected_PV.argmax(-1)
     margin = expected_PV.gather(1, best[:, None])[:, 0] - expected_PV.gather(1, chosen[:, None])[:, 0]
     different = chosen != best
-    tied = different & (margin <= TIE_FACTOR.value * floor.max_P)
+    allowed_P = TIE_FACTOR.value * floor.max_P
+    tied = different & (margin <= allowed_P)
     wrong = (different & ~tied).nonzero()[:, 0].tolist()
     figures = {
         "prompt": prompt,
@@ -47,15 +49,19 @@ def greedy(context: CheckContext) -> CheckResult:
         "ties": (tied.nonzero()[:, 0] + prompt).tolist(),
         "disagreements": [w + prompt for w in wrong],
     }
+    ties = f", {int(tied.sum())} of them tied" if bool(tied.any()) else ""
+    message = f"{steps} greedy tokens are the reference's{ties}"
+    if not floor.finite or not bool(expected_PV.isfinite().all()):
+        return Outcome(message, steps, doubts=["eager PyTorch or the reference gives NaN or infinity"], figures=figures)
+    complaints = []
     if wrong:
         first = wrong[0]
-        message = (
+        complaints.append(
             f"token {first + 1} of {steps} is {int(chosen[first])} and the reference chooses {int(best[first])}, "
             f"preferring it by {float(margin[first]):.3g} (floor {float(floor.max_P[first]):.3g})"
         )
-        return CheckResult("greedy", Verdict.FAIL, message, figures)
-    ties = f", {int(tied.sum())} of them tied" if bool(tied.any()) else ""
-    return CheckResult("greedy", Verdict.PASS, f"{steps} greedy tokens are the reference's{ties}", figures)
+    lot = drawn_by_lot(chance(expected_PV, allowed_P))
+    return Outcome(message, steps, complaints, lot, figures)
 
 
 def _generate(context: CheckContext, prompt_S: torch.Tensor, steps: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
@@ -29,24 +29,26 @@ def _sizes(context: CheckContext) -> tuple[int, int]:
 def _cannot(context: CheckContext) -> str | None:
     if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
         return context.decoder.foreign.no_rows
+    if context.config.vocab_size < 2:
+        return "a vocabulary of one token has no other to pad with"
     return None if _sizes(context)[1] else "the judged sequence is too short for a prompt with padding"
 
 
 @check("padding", "tokens in the padding of a prompt have no influence", inapplicable=_cannot)
-def padding(context: CheckContext) -> CheckResult:
+def padding(context: CheckContext) -> Outcome:
     """A padded prefill and steps through the padding's slots, with two sorts of tokens in the padding.
 
     Outputs and slots must be the same for both, and within the floor of the sequence that never had padding.
     """
     length, pad = _sizes(context)
     one = _run(context, context.decoder, 1)
-    other = _run(context, context.decoder, context.config.vocab_size // 2)
+    other = _run(context, context.decoder, max(2, context.config.vocab_size // 2))
     runs = [_errors(context, _run(context, context.eager, 1)), context.whole_errors[0]]
     errors = _errors(context, one)
     seen = errors.positions_P.tolist()
     floor = floor_of([run.select(seen) for run in runs], context.decoder.dtype)
     what = f"prompt of {length} tokens and {pad} of padding, then {pad + 1} steps"
-    result = judge_stretch("padding", what, errors, floor, has_top1=context.has_top1)
+    result = judge_stretch(context, what, errors, floor)
     moved = moved_by(one.outputs_PV, other.outputs_PV)
     moved_slots = max(moved_by(a, b) for a, b in zip(one.slots, other.slots, strict=True))
     complaints = [
@@ -56,8 +58,8 @@ def padding(context: CheckContext) -> CheckResult:
     ]
     if not complaints:
         return result
-    said = [result.message] if result.verdict is Verdict.FAIL else [what]
-    return replace(result, verdict=Verdict.FAIL, message=": ".join([*said[:1], "; ".join(complaints)]))
+    said = "; ".join(complaints)
+    return replace(result, complaints=[*result.complaints, said] if result.complaints else [f"{what}: {said}"])
 
 
 @dataclass(frozen=True)

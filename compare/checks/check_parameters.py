@@ -8,7 +8,7 @@ from math import prod
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.audits.foreign_weights import corresponding, hold_foreign
 from blockexport.compare.audits.weight_difference import describe_difference, same_values
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.arithmetic import count_parameters
@@ -25,7 +25,7 @@ def _no_file(context: CheckContext) -> str | None:
 
 
 @check("parameters", "the file's weights: their number, shapes and values", inapplicable=_no_file)
-def parameters(context: CheckContext) -> CheckResult:
+def parameters(context: CheckContext) -> Outcome:
     """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
     assert context.weights is not None
     weights = context.weights()
@@ -45,20 +45,17 @@ def parameters(context: CheckContext) -> CheckResult:
         complaints += said
         figures["differing"] = differing
         message += ", every value the checkpoint's to the bit"
-    verdict = Verdict.FAIL if complaints else Verdict.PASS
-    return CheckResult("parameters", verdict, "; ".join(complaints) or message, figures)
+    return Outcome(message, len(weights.shapes), complaints, figures=figures)
 
 
-def _foreign(context: CheckContext, weights: ArtifactWeights) -> CheckResult:
+def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
     """Of another tool's file: what it plainly holds is the checkpoint's. How it lays out the rest is its own matter."""
     held = hold_foreign(weights, context.checkpoint, context.progress)
     figures = {"same": held.same, "differing": held.differing, "not_compared": held.not_compared}
-    if held.said:
-        return CheckResult("parameters", Verdict.FAIL, "; ".join(held.said), figures)
     message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
     if held.not_compared:
         message += f"; the others ({held.not_compared[0]} first) it lays out in its own way, and they were not compared"
-    return CheckResult("parameters", Verdict.PASS, message, figures)
+    return Outcome(message, held.same, held.said, figures=figures)
 
 
 def _expected_count(context: CheckContext) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blockexport.compare.core.check import CheckResult, Verdict, check
+from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.judge_positions import judge_stretch
 
 
 @check("spread", "single steps and short chunks in turn, over the whole cache", to_last_slot=True)
-def spread(context: CheckContext) -> CheckResult:
+def spread(context: CheckContext) -> Outcome:
     """A walk of its own from slot 0 to M - 1. `prefill`, `decode` and `last-slot` take long stretches in one way each;
     here a step comes in every part of the cache, and chunks of many lengths begin at many places.
 
@@ -23,9 +23,9 @@ def spread(context: CheckContext) -> CheckResult:
     seen = artifact.errors.positions_P.tolist()
     slots, steps = plan.max_sequence_length, len(plan.spread_steps)
     what = f"{steps} step{'s' if steps > 1 else ''} over {slots} slots, chunks between them ({len(seen)} positions)"
-    result = judge_stretch("spread", what, artifact.errors, context.floor(seen), has_top1=context.has_top1)
+    result = judge_stretch(context, what, artifact.errors, context.floor(seen))
     if not artifact.not_finite:
         return result
     message = f"{what}: NaN or infinity, first at position {artifact.not_finite[0]}"
     figures = {**result.figures, "not_finite": artifact.not_finite}
-    return replace(result, verdict=Verdict.FAIL, message=message, figures=figures)
+    return replace(result, complaints=[message], figures=figures)

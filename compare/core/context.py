@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import Floor, floor_of
+from blockexport.compare.core.noise import Floor, floor_of, rms_limit
 from blockexport.compare.core.position_plan import Plan
+from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
+from blockexport.compare.core.watched import Watched
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
@@ -67,7 +69,7 @@ class CheckContext:
         graph: Callable[[], ir.Graph] | None = None,
         progress: Progress = silent,
     ) -> None:
-        self.decoder = decoder
+        self.decoder = Watched(decoder)
         self._make_eager = eager
         self.checkpoint = checkpoint
         self.config = checkpoint.config
@@ -137,7 +139,8 @@ class CheckContext:
     @cached_property
     def artifact_walk(self) -> Walk:
         """The artifact along the judged sequence, in the plan's calls."""
-        return self.walk(self.decoder, self._plan_calls, self.judged_positions, "artifact")
+        # Unwatched: the walk serves several checks, and each tells of its own positions.
+        return self.walk(self.decoder.decoder, self._plan_calls, self.judged_positions, "artifact")
 
     @cached_property
     def artifact_errors(self) -> Errors:
@@ -162,6 +165,15 @@ class CheckContext:
                 whole.run(self._sequences, self._positions, self.progress), self.expected, self._positions, strict=True
             )
         ]
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        """Why no outputs of this sequence say anything: the reference's hardly depend on the position. See power.py."""
+        spread = spread_over_positions(self.expected[0])
+        if spread is None:
+            return []
+        floor = self.floor(self.reference_positions)
+        return lost_in("from position to position", spread, rms_limit(len(self.reference_positions)) * floor.rms)
 
     def observed(self, positions: Sequence[int]) -> list[int]:
         """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""

@@ -5,31 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blockexport.compare.core.check import CheckResult, Verdict
+import torch
+
+from blockexport.compare.core.check import Outcome
+from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.noise import Floor, Judgement, judge_errors
+from blockexport.compare.core.power import doubts
 from blockexport.compare.core.tolerances import MAX_FACTOR
 
+_OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot hold the model, see `precision`"
 
-def judge_stretch(name: str, what: str, artifact: Errors, floor: Floor, *, has_top1: bool) -> CheckResult:
-    """The result of the check `name` on the positions of `artifact`; `what` names them in the message."""
-    found = judge_errors(artifact, floor, has_top1=has_top1)
-    figures = _figures(artifact, floor, found)
+
+def judge_stretch(
+    context: CheckContext, what: str, artifact: Errors, floor: Floor, *, has_top1: bool | None = None
+) -> Outcome:
+    """What there is to say of the positions of `artifact`; `what` names them in the messages.
+
+    Args:
+        context: of the judgement.
+        what: the positions, for people.
+        artifact: its errors there.
+        floor: eager's own.
+        has_top1: compare the likeliest tokens; where the outputs are logits by default.
+    """
+    if not len(artifact.positions_P):
+        return Outcome(what, 0)
+    found = judge_errors(artifact, floor, has_top1=context.has_top1 if has_top1 is None else has_top1)
+    return Outcome(
+        f"{what}: {_praise(found)}",
+        len(artifact.positions_P),
+        [f"{what}: {'; '.join(said)}"] if (said := _complaints(context, artifact, floor, found)) else (),
+        [f"{what}: {said}" for said in _doubts(context, artifact, floor, found.rms_limit)[:1]],
+        _figures(artifact, floor, found),
+    )
+
+
+def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: Judgement) -> list[str]:
     if found.not_finite:
-        message = f"{what}: NaN or infinity, first at position {found.not_finite[0]}"
-        return CheckResult(name, Verdict.FAIL, message, figures)
+        return [f"NaN or infinity, first at position {found.not_finite[0]}"]
+    if not bool(artifact.reference_rms_P.isfinite().all()):
+        return []  # there is nothing to hold it against
     if not floor.finite:
-        message = f"{what}: eager PyTorch itself gives NaN or infinity in this precision, so there is no floor"
-        return CheckResult(name, Verdict.NOT_JUDGED, message, figures)
-    message = f"{what}: " + "; ".join(_complaints(artifact, found) or [_praise(found)])
-    return CheckResult(name, Verdict.PASS if found.passed else Verdict.FAIL, message, figures)
-
-
-def _complaints(artifact: Errors, found: Judgement) -> list[str]:
+        return [] if context.decoder.dtype is torch.float32 else [_OVERFLOWS]
     complaints = []
-    if found.rms_ratio > found.rms_limit:
+    if not found.rms_ratio <= found.rms_limit:
         complaints.append(f"rms error {found.rms_ratio:.3g} times eager's, limit {found.rms_limit:g}")
-    if found.max_ratio > MAX_FACTOR.value:
+    if not found.max_ratio <= MAX_FACTOR.value:
         position = int(artifact.positions_P[found.worst])
         complaints.append(
             f"at position {position} an error {found.max_ratio:.3g} times eager's, limit {MAX_FACTOR.value:g}"
@@ -39,6 +61,12 @@ def _complaints(artifact: Errors, found: Judgement) -> list[str]:
             f"another top-1 token than the reference's at {_some(found.disagreements)}, by more than the floor"
         )
     return complaints
+
+
+def _doubts(context: CheckContext, artifact: Errors, floor: Floor, limit: float) -> list[str]:
+    if not floor.finite:
+        return ["eager PyTorch itself gives NaN or infinity, so there is no floor"]
+    return [*doubts(artifact, limit * floor.rms), *context.doubts]
 
 
 def _praise(found: Judgement) -> str:

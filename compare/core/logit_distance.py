@@ -27,6 +27,8 @@ class Errors:
     margin_P: torch.Tensor  # reference logit of the reference's token less that of the artifact's; 0 where they agree
     reference_rms_P: torch.Tensor  # size of the reference's own logits
     reference_max_P: torch.Tensor
+    reference_spread_P: torch.Tensor  # their standard deviation
+    spread_P: torch.Tensor  # that of the artifact's
 
     @property
     def rms(self) -> float:
@@ -77,4 +79,6 @@ def _measure(outputs_PV: torch.Tensor, reference_PV: torch.Tensor, positions: Se
         margin_P=want[rows, reference_top1] - want[rows, top1],
         reference_rms_P=want.square().mean(-1).sqrt(),
         reference_max_P=want.abs().amax(-1),
+        reference_spread_P=want.std(-1, correction=0),
+        spread_P=got.std(-1, correction=0),
     )

@@ -10,7 +10,7 @@ import torch
 
 from blockexport.compare.checks.check_causality import LENGTH
 from blockexport.compare.checks.check_chunked import CHUNKS
-from blockexport.compare.checks.check_slots import CALLS as SLOT_CALLS
+from blockexport.compare.checks.check_slots import slot_calls
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.position_plan import calls_of
@@ -88,7 +88,7 @@ def _calls(result: CheckResult, context: CheckContext) -> tuple[torch.Tensor, Se
         case "chunked":
             return ids_S, calls_of((*CHUNKS, plan.prefill), plan.prefill), "the prompt in chunks"
         case "slots":
-            return ids_S, calls_of(SLOT_CALLS, len(ids_S)), "the calls whose slots are compared"
+            return ids_S, slot_calls(len(ids_S)), "the calls whose slots are compared"
         case "greedy" if "tokens" in result.figures:
             return _generated(result.figures, ids_S)
         case "batch" if context.rows:

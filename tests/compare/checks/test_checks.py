@@ -82,12 +82,13 @@ DEFECTS: list[tuple[Breaker, set[str]]] = [
     (broken.noise_at(17, 2e-3), {"prefill", "chunked", "spread", "padding", "batch"}),
     (
         broken.noise_at(17, float("nan")),
-        {"prefill", "chunked", "spread", "causality", "padding", "batch", "invariance"},
+        {"prefill", "chunked", "spread", "slots", "causality", "padding", "batch", "invariance", "determinism"},
     ),
     (broken.noise_at(40, 2e-3), {"decode", "spread"}),
-    (broken.noise_at(40, float("nan")), {"decode", "spread"}),
-    (broken.noise_at(40, float("-inf")), {"decode", "spread"}),
-    (broken.noise_at(50, float("nan")), {"spread", "last-slot"}),  # on the way to the last slots
+    # The late rows of a batch are filled in one call, which gives outputs at all positions.
+    (broken.noise_at(40, float("nan")), {"decode", "spread", "batch"}),
+    (broken.noise_at(40, float("-inf")), {"decode", "spread", "batch"}),
+    (broken.noise_at(50, float("nan")), {"spread", "last-slot", "batch"}),  # on the way to the last slots
     (broken.noise_at(63, 2e-3), {"spread", "last-slot", "batch"}),
     (broken.late_slot(36), {"decode", "spread", "last-slot", "capacity", "batch"}),
     (broken.late_slot(63), {"spread", "last-slot", "capacity", "batch"}),
@@ -181,7 +182,7 @@ def test_weights_of_another_model_fail(tiny: Checkpoint, eager: Callable[..., Ea
     assert failed(judge(eager(other, M), tiny, options(tiny))) >= {"prefill", "decode", "last-slot", "batch", "greedy"}
 
 
-def test_a_precision_that_eager_overflows_in_is_not_judged(eager: Callable[..., EagerDecoder]) -> None:
+def test_a_precision_that_eager_overflows_in_is_bad(eager: Callable[..., EagerDecoder]) -> None:
     huge = random_checkpoint(TINY)
     huge.tensors["model.layers.0.mlp.down_proj.weight"] *= 30000
     sound_in_32 = judge(eager(huge, M), huge, options(huge))
@@ -196,7 +197,7 @@ def test_a_precision_that_eager_overflows_in_is_not_judged(eager: Callable[..., 
     decoder = Wide(eager_model(huge), M)
     decoder.dtype = torch.float16
     report = judge(decoder, huge, options(huge, checks=("prefill", "decode")))
-    assert (report.verdict, report.exit_code) == (Verdict.NOT_JUDGED, 3)
+    assert (report.verdict, report.exit_code) == (Verdict.FAIL, 1)
     assert "eager PyTorch itself gives NaN or infinity" in report.checks[0].message
     # An artifact that overflows as well is still a failure: NaN is never good.
     assert failed(judge(eager(huge, M, torch.float16), huge, options(huge, checks=("prefill",)))) == {"prefill"}
@@ -233,7 +234,8 @@ def test_tokens_that_are_all_but_the_same_are_no_failure(
     clones.tensors["model.embed_tokens.weight"][:] = table_VD[3]
     for checkpoint, moves in ((twins, True), (clones, False)):
         report = judge(eager(checkpoint, M, dtype), checkpoint, options(checkpoint, checks=("causality",)))
-        assert report.verdict is Verdict.PASS, report.checks[0]
+        # Where no token moves anything, there is nothing that could have moved too early.
+        assert report.verdict is (Verdict.PASS if moves else Verdict.NOT_JUDGED), report.checks[0]
         figures = report.checks[0].figures
         assert all((change["effect"] > 8 * figures["limit"]) is moves for change in figures["changes"])
         deaf = judge(

@@ -111,14 +111,14 @@ def test_single_steps_that_are_wrong_in_a_gap(bundle: Path, source: Checkpoint, 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_named_wherever_it_is(bundle: Path, source: Checkpoint, value: float) -> None:
     report = judged(bundle, source, logits_where(320, 503, 1, ANY, value))
-    assert failed(report) == {"spread", "last-slot"}
+    assert failed(report) == {"spread", "last-slot", "batch", "determinism"}
     assert "NaN or infinity, first at position 320" in message(report, "spread")
     assert message(report, "last-slot") == "NaN or infinity on the way to the last slots, first at position 320"
 
 
 def test_a_single_position_that_is_not_finite_in_long_calls(bundle: Path, source: Checkpoint) -> None:
     report = judged(bundle, source, logits_where(400, 400, 1, range(100, M), float("nan")))
-    assert failed(report) == {"last-slot"} and "first at position 400" in message(report, "last-slot")
+    assert failed(report) == {"last-slot", "batch"} and "first at position 400" in message(report, "last-slot")
 
 
 def test_a_single_position_that_is_not_finite_and_has_no_reference(bundle: Path, source: Checkpoint) -> None:
