@@ -33,6 +33,11 @@ def cpp_sources() -> set[Path]:
     return found | set(cpp.glob("*.txt"))
 
 
+def templates() -> set[Path]:
+    """The page of a report: Jinja templates and a style sheet."""
+    return set((REPOSITORY / "compare" / "report" / "templates").iterdir())
+
+
 def check(command: list[str | Path], cwd: Path) -> str:
     """Run a command with nothing of this session's Python in its environment; its stdout, or a failure with both."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
@@ -93,7 +98,9 @@ def test_the_top_level_has_only_the_folders_it_should(tmp_path: Path) -> None:
 
 def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {"blockexport/" + path.relative_to(REPOSITORY).as_posix() for path in modules() | cpp_sources()}
+    expected = {
+        "blockexport/" + path.relative_to(REPOSITORY).as_posix() for path in modules() | cpp_sources() | templates()
+    }
     assert names == expected
     assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
 

@@ -1,19 +1,13 @@
-"""Text for report.html: escaping, and numbers as people write them."""
+"""Text for report.html: numbers as people write them, and sentences."""
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW = "\u202f"  # a narrow space at which no line breaks
 PLAIN_FROM, PLAIN_BELOW = 1e-3, 1e5  # numbers in between are written without a power of ten
-
-
-def escape(value: object) -> str:
-    """Any value as text of an element or of an attribute in quotes."""
-    return html.escape(str(value), quote=True)
 
 
 def real(value: Any) -> float:
@@ -60,8 +54,8 @@ def span(first: Any, last: Any) -> str:
 
 
 def full_stop(text: str) -> str:
-    """A sentence of the report, which come without one, escaped."""
-    return escape(text) if text.endswith((".", "!", "?")) else f"{escape(text)}."
+    """A sentence of the report, which come without one."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def capital(text: str) -> str:
