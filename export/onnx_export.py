@@ -69,7 +69,7 @@ def export_onnx(
         model = build_model(config, options, _external_tensors(folder, written))
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
-    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, options)
+    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, options, note)
     for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
     return _manifest(checkpoint, folder, options, model, weights, rows, others)
@@ -102,17 +102,24 @@ _MANIFEST_TYPES = {
 _ONNX_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 
 
-def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions) -> list[str]:
+def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions, note: Note) -> list[str]:
     """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless."""
     files: dict[str, object] = {}
     hugging_face = config_to_hf(replace(checkpoint.config, dtype=options.precision.dtype_name))
     if hugging_face is not None:
         files["config.json"] = hugging_face
     if not options.headless:
-        generation = read_generation_config(folder / GENERATION_CONFIG, checkpoint.config.vocab_size)
+        generation = read_generation_config(folder / GENERATION_CONFIG)
         ends = generation.eos_token_ids
         stops = checkpoint.config.eos_token_ids if ends is None else ends
-        files["genai_config.json"] = genai_config(checkpoint.config, options.max_sequence_length, stops)
+        producible = [stop for stop in stops if stop < checkpoint.config.vocab_size]
+        if impossible := [str(stop) for stop in stops if stop not in producible]:
+            note(
+                f"eos_token_id {', '.join(impossible)} is beyond the vocabulary of {checkpoint.config.vocab_size} "
+                "tokens, so the model never gives it, and onnxruntime-genai would refuse it: it is not in "
+                "genai_config.json"
+            )
+        files["genai_config.json"] = genai_config(checkpoint.config, options.max_sequence_length, producible)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return list(files)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.weight_values import TensorLoss
 
 
@@ -14,19 +16,38 @@ class ConversionReport:
     """How the weights were written.
 
     Attributes:
-        source_types: the checkpoint's element types, sorted (`F32`, `F16`, `BF16`; a dequantised tensor counts as F32).
+        source_types: the checkpoint's element types, sorted, by the names of its format (`F32`, `BF16`, `Q4_K`).
         target_type: the bundle's.
         cloned: the checkpoint's files were copied as they are.
+        dequantised: how many tensors were stored in each quantised type.
+        source_bytes: of the checkpoint's weight files.
+        target_bytes: of the bundle's.
         losses: the tensors that lost values, with what they lost. Overflow is refused, so only flushing is left.
     """
 
     source_types: tuple[str, ...]
     target_type: str
     cloned: bool
+    dequantised: Mapping[str, int] = field(default_factory=dict)
+    source_bytes: int = 0
+    target_bytes: int = 0
     losses: tuple[TensorLoss, ...] = ()
 
     def notes(self) -> list[str]:
-        """Lines for the user; empty when nothing was lost."""
+        """Lines for the user; empty when nothing was lost and nothing grew."""
+        return [*self._growth(), *self._flushes()]
+
+    def _growth(self) -> list[str]:
+        if not self.dequantised:
+            return []
+        halved = " (half of that with --fp16 or --bf16)" if self.target_type == "F32" else ""
+        kinds = ", ".join(f"{count} in {kind}" for kind, count in self.dequantised.items())
+        return [
+            f"the checkpoint stores weights quantised ({kinds}; {self.source_bytes / 1e6:.1f} MB) and the bundle "
+            f"has all of them in {self.target_type}, {self.target_bytes / 1e6:.1f} MB{halved}"
+        ]
+
+    def _flushes(self) -> list[str]:
         if not self.losses:
             return []
         count = sum(loss.flushed for loss in self.losses)
@@ -52,7 +73,17 @@ def _flushed(loss: TensorLoss) -> dict[str, Any]:
     return {"tensor": values["name"], "count": values["flushed"], "largest": values["largest_flushed"]}
 
 
-def report_of(source_types: Sequence[str], target_type: str, losses: Sequence[TensorLoss]) -> ConversionReport:
-    """The report of a conversion, keeping only the tensors that lost something."""
-    lost = tuple(loss for loss in losses if loss.flushed)
-    return ConversionReport(tuple(sorted(set(source_types))), target_type, cloned=False, losses=lost)
+def report_of(
+    entries: Iterable[TensorEntry], target_type: str, losses: Iterable[TensorLoss], source_bytes: int, target_bytes: int
+) -> ConversionReport:
+    """The report of a conversion of `entries`, keeping only the tensors that lost something."""
+    kept = list(entries)
+    return ConversionReport(
+        tuple(sorted({entry.stored_type or entry.dtype for entry in kept})),
+        target_type,
+        cloned=False,
+        dequantised=dict(sorted(Counter(entry.stored_type for entry in kept if entry.stored_type).items())),
+        source_bytes=source_bytes,
+        target_bytes=target_bytes,
+        losses=tuple(loss for loss in losses if loss.flushed),
+    )

@@ -170,7 +170,8 @@ def _convert(
         name: WrittenTensor(path.name, offsets[name], entry.size * precision.itemsize, target, entry.shape)
         for name, entry in written.items()
     }
-    report = report_of([entry.dtype for entry in entries.values()], target, losses)
+    source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
+    report = report_of(entries.values(), target, losses, source_bytes, total)
     return WrittenWeights(tensors, {path.name: WrittenFile(digest, total)}, report, {})
 
 

@@ -10,6 +10,8 @@ import pytest
 from transformers import AutoConfig
 
 from blockexport.export.bundle.manifest import read_manifest, sha256_of
+from blockexport.export.graph.onnx_graph import GraphOptions
+from blockexport.export.onnx_export import export_onnx
 from blockexport.models.precision import Precision
 from tests.exported import export, random_model
 
@@ -53,3 +55,30 @@ def test_genai_config_names_the_stop_tokens(eos: tuple[int, ...], said: object, 
     assert model.get("eos_token_id") == said
     assert "attention_mask" not in model["decoder"]["inputs"]
     assert model["context_length"] == 29
+
+
+@pytest.mark.parametrize(
+    ("ends", "kept"),
+    [((2,), 2), ((101,), None), ((100, 101), 100), ((5, 4096, 7), [5, 7]), ((), None), ((2**31 - 1,), None)],
+)
+def test_an_end_beyond_the_vocabulary_is_left_out_with_a_note(
+    ends: tuple[int, ...], kept: object, tmp_path: Path
+) -> None:
+    """onnxruntime-genai refuses such a folder, and is asked; the model itself can never give that token."""
+    og = pytest.importorskip("onnxruntime_genai")
+    notes: list[str] = []
+    model = random_model(
+        model_type="llama", qk_norm=False, sliding_window=None, layer_types=(), num_hidden_layers=1, eos_token_ids=ends
+    )
+    export_onnx(model, tmp_path, GraphOptions(Precision.FP32, 29), note=notes.append)
+    beyond = [end for end in ends if end >= 101]
+    said = [note for note in notes if "eos_token_id" in note]
+    assert len(said) == bool(beyond) and all(str(end) in said[0] and "101" in said[0] for end in beyond)
+    assert json.loads((tmp_path / "genai_config.json").read_text())["model"].get("eos_token_id") == kept
+    loaded = og.Model(str(tmp_path))
+    parameters = og.GeneratorParams(loaded)
+    parameters.set_search_options(max_length=5)
+    generator = og.Generator(loaded, parameters)
+    generator.append_tokens([1, 3, 8])
+    generator.generate_next_token()
+    assert len(generator.get_sequence(0)) == 4

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from safetensors import safe_open
 
 from blockexport.export.bundle import clone_file
@@ -25,7 +26,17 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
-from tests.small_models import Weights, small_config, small_weights, write_folder, write_gguf, write_odd_folder
+from tests.small_models import (
+    Weights,
+    close_gguf,
+    gguf_name,
+    gguf_writer,
+    small_config,
+    small_weights,
+    write_folder,
+    write_gguf,
+    write_odd_folder,
+)
 
 FP32, FP16, BF16 = Precision.FP32, Precision.FP16, Precision.BF16
 PAGE = 4096
@@ -151,6 +162,34 @@ def test_gguf_and_random_weights_are_written_out(tmp_path: Path, out: Path) -> N
     random = RandomCheckpoint(config, 0, "x")
     expected = {name: random.read(name) for name in random.entries}
     check_written(out, write_weights(random, out, FP32, list(weights)), expected)
+
+
+@pytest.mark.parametrize("precision", [FP32, FP16, BF16])
+def test_a_quantised_file_says_what_it_was_and_how_it_grew(tmp_path: Path, out: Path, precision: Precision) -> None:
+    config = small_config(hidden_size=64, intermediate_size=96, head_dim=8, num_attention_heads=8)
+    weights = small_weights(config)
+    writer = gguf_writer(tmp_path / "m.gguf", config)
+    for name, values in weights.items():
+        kind = {"up_proj": "Q8_0", "down_proj": "Q8_0", "embed_tokens": "Q4_1", "gate_proj": "F16"}.get(
+            name.split(".")[-2], "F32"
+        )
+        stored = GGMLQuantizationType[kind]
+        writer.add_tensor(gguf_name(name), quants.quantize(values.numpy(), stored), raw_dtype=stored)
+    close_gguf(writer)
+    written = write_weights(open_checkpoint(str(tmp_path / "m.gguf")), out, precision, list(weights))
+    assert written.report.source_types == ("F16", "F32", "Q4_1", "Q8_0")
+    assert written.report.dequantised == {"Q4_1": 1, "Q8_0": 6}
+    sizes = [f"{path.stat().st_size / 1e6:.1f} MB" for path in (tmp_path / "m.gguf", out / "model.safetensors")]
+    note = written.report.notes()[0]
+    assert all(part in note for part in ("1 in Q4_1, 6 in Q8_0", *sizes, precision.safetensors_name))
+    assert ("--fp16" in note) is (precision is FP32)
+
+
+def test_an_unquantised_gguf_says_nothing(tmp_path: Path, out: Path) -> None:
+    config = small_config()
+    path = write_gguf(tmp_path / "m.gguf", config, small_weights(config))
+    written = write_weights(open_checkpoint(str(path)), out, FP32, list(expected_tensors(config)))
+    assert (written.report.source_types, written.report.notes()) == (("F32",), [])
 
 
 def test_a_headless_conversion_leaves_the_ends_out(tmp_path: Path, out: Path) -> None:
