@@ -14,6 +14,7 @@ from blockexport.models.block.cache import cache_write
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.norm import RMSNorm
 from blockexport.models.block.rope import rotary_embedding
+from blockexport.models.block.unset_weights import Linear
 from blockexport.models.config.model_config import ModelConfig
 
 
@@ -33,10 +34,10 @@ class Attention(nn.Module):
             config.num_key_value_heads,
             head_dim,
         )
-        self.q_proj = nn.Linear(hidden, self.heads * head_dim, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(self.heads * head_dim, hidden, bias=config.o_bias)
+        self.q_proj = Linear(hidden, self.heads * head_dim, bias=config.qkv_bias)
+        self.k_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
+        self.v_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
+        self.o_proj = Linear(self.heads * head_dim, hidden, bias=config.o_bias)
         self.q_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
 

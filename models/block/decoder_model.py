@@ -17,6 +17,7 @@ from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.norm import RMSNorm
 from blockexport.models.block.rope import rope_table
+from blockexport.models.block.unset_weights import Embedding, Linear
 from blockexport.models.config.model_config import ModelConfig
 
 
@@ -25,7 +26,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: ModelConfig, headless: bool) -> None:
         super().__init__()
-        self.embed_tokens = None if headless else nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = None if headless else Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -50,7 +51,7 @@ class DecoderModel(nn.Module):
         self.windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
         self.model = Stack(config, headless)
         untied = not headless and not config.tie_word_embeddings
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         cos, sin = rope_table(config, table_rows)
         self.cos: torch.Tensor
         self.sin: torch.Tensor

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import nn
 
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.block.rope import rope_table_rows
@@ -27,8 +23,8 @@ def load_model(
 ) -> DecoderModel:
     """The decoder with the checkpoint's weights in `dtype`, on the CPU, ready for inference.
 
-    No memory is spent on weights that are about to be replaced, and none on a copy where the file's type is `dtype`:
-    the parameters then map the file's pages.
+    No memory is spent on weights that are about to be replaced (see `block/unset_weights.py`), and none on a copy where
+    the file's type is `dtype`: the parameters then map the file's pages.
 
     Args:
         checkpoint: where the weights come from.
@@ -43,8 +39,7 @@ def load_model(
     """
     config = checkpoint.config
     rows = rope_table_rows(config, max_sequence_length)
-    with _uninitialised():
-        model = DecoderModel(config, rows, headless=headless, last_logits_only=last_logits_only)
+    model = DecoderModel(config, rows, headless=headless, last_logits_only=last_logits_only)
     model.requires_grad_(False)
     names = expected_tensors(config, headless=headless)
     state: dict[str, torch.Tensor] = {}
@@ -56,19 +51,3 @@ def load_model(
     check_no_overflow(losses, dtype)
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
-
-
-@contextmanager
-def _uninitialised() -> Iterator[None]:
-    """Within it, Linear and Embedding leave their weights as allocated: pages that are never touched cost nothing.
-
-    The meta device would do as well, but it loads torch's symbolic shapes to get there, a second of imports.
-    """
-    originals = [(module, module.reset_parameters) for module in (nn.Linear, nn.Embedding)]
-    for module, _ in originals:
-        module.reset_parameters = lambda self: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for module, original in originals:
-            module.reset_parameters = original  # type: ignore[method-assign]

@@ -67,10 +67,18 @@ def test_the_file_is_mapped_and_not_copied(tmp_path: Path) -> None:
     assert model.model.norm.weight[0] == 123.0
 
 
-def test_torchs_own_initialisation_is_back_afterwards() -> None:
-    before = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
-    load_model(RandomCheckpoint(small_config(), 0, "x"), torch.float32, 64)
-    assert (nn.Linear.reset_parameters, nn.Embedding.reset_parameters) == before
+def test_no_random_weights_are_drawn_that_a_checkpoint_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And torch's own layers keep theirs: nothing is changed for the rest of the process."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("random weights were drawn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.init, "kaiming_uniform_", refuse)
+        patch.setattr(nn.init, "normal_", refuse)
+        load_model(RandomCheckpoint(small_config(), 0, "x"), torch.float32, 64)
+        with pytest.raises(AssertionError, match="random weights were drawn"):
+            nn.Linear(4, 4)
     assert nn.Linear(4, 4).weight.std() > 0
 
 
