@@ -6,6 +6,8 @@ of date.
 
 from __future__ import annotations
 
+import html
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,18 +30,42 @@ FOLDERS = {
 
 
 def commands_page() -> str:
-    """Every command with its help text, as it prints them."""
+    """Every command: what its help says, its arguments and its options."""
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     context = group.make_context("blockexport", [], resilient_parsing=True)
-    parts = ["# Commands\n\nWhat `blockexport COMMAND --help` prints, for every command.\n"]
+    parts = [
+        "# Commands\n\nAs `blockexport COMMAND --help` has it. [Exit codes](exit-codes.md) are the same for all.\n"
+    ]
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         inner = command.make_context(f"blockexport {name}", [], parent=None, resilient_parsing=True)
-        inner.terminal_width = inner.max_content_width = 110
-        parts.append(f"## blockexport {name}\n\n```text\n{command.get_help(inner).strip()}\n```\n")
+        usage = " ".join(command.collect_usage_pieces(inner))
+        parts.append(
+            f"## blockexport {name}\n\n```text\nblockexport {name} {usage}\n```\n\n{_prose(command.help or '')}\n"
+        )
+        rows = [record for param in command.get_params(inner) if (record := param.get_help_record(inner)) is not None]
+        parts += [
+            "| option | effect |",
+            "|---|---|",
+            *(f"| <code>{_cell(a)}</code> | {_cell(b)} |" for a, b in rows),
+            "",
+        ]
     return "\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    """Help text as Markdown: paragraphs, and examples as code."""
+    paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n")]
+    return "\n\n".join(
+        f"```text\n{part.removeprefix('Example: ')}\n```" if part.startswith("Example: ") else part
+        for part in paragraphs
+    )
+
+
+def _cell(text: str) -> str:
+    return html.escape(text, quote=False).replace("|", "&#124;").replace("*", "&#42;")
 
 
 def modules(folder: str) -> Iterator[tuple[str, list[str]]]:
