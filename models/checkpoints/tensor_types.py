@@ -8,6 +8,7 @@ import torch
 
 from blockexport.models.checkpoints.checkpoint import FileSlice
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
@@ -26,7 +27,7 @@ def tensor_of(location: FileSlice, dtype: str, shape: tuple[int, ...]) -> torch.
         return torch.empty(shape, dtype=torch_type)
     lead = location.offset % mmap.ALLOCATIONGRANULARITY
     try:
-        with location.path.open("rb") as file:
+        with open_regular(location.path) as file:
             pages = mmap.mmap(
                 file.fileno(), lead + location.length, access=mmap.ACCESS_COPY, offset=location.offset - lead
             )

@@ -7,7 +7,6 @@ harmless in `config_hf_keys.py`, or refused by name: one that is skipped in sile
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from blockexport.models.config.config_rope import rope_from_hf
 from blockexport.models.config.config_windows import windows_from_hf
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_json_object
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 SILU_NAMES = ("silu", "swish")  # transformers' ACT2FN has the one function under both names
@@ -46,17 +46,9 @@ FAMILIES: dict[str, Family] = {
 def read_hf_config(folder: Path) -> ModelConfig:
     """The `config.json` of a folder. Raises UsageError when it is missing, is not a JSON object, or is refused."""
     path = folder / "config.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_repeated_key)
-    except FileNotFoundError:
-        raise UsageError(f"{folder}: there is no config.json; MODEL must be a Hugging Face model folder") from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not valid JSON ({error}); fetch the file again") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: holds {shown(data)}; a config.json is one JSON object")
-    return config_from_hf(data, str(path))
+    if not is_there(path):
+        raise UsageError(f"{folder}: there is no config.json; MODEL must be a Hugging Face model folder")
+    return config_from_hf(read_json_object(path, "fetch the file again", _no_repeated_key), str(path))
 
 
 def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
