@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +37,12 @@ def aoti(
     ] = None,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Add the package without judging it.")] = False,
     no_explain: NoExplain = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle; for a checkpoint only.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace an older bundle, if it holds nothing but its own files; for a checkpoint only."
+        ),
+    ] = False,
     threads: Threads = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the verdict alone.")
@@ -74,6 +77,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
+    from blockexport.export.bundle.stage import beside
     from blockexport.export.graph.onnx_graph import GraphOptions
 
     manifest = read_manifest(bundle)
@@ -85,8 +89,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
         last_logits_only=manifest.last_logits_only,
     )
     # Beside the bundle, so that what passed is moved and not copied.
-    folder = Path(tempfile.mkdtemp(prefix=f".{bundle.absolute().name}.", suffix=".aoti", dir=bundle.absolute().parent))
-    try:
+    with beside(bundle) as folder:
         with console.progress_bar(quiet=quiet) as progress:
             progress("compiling", 0, 1)
             names = compile_package(checkpoint, options, manifest.rope_table_rows, folder)
@@ -99,8 +102,6 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
             return _refuse(replace(judged, explain=None) if no_explain else judged, quiet=quiet)
         sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
         add_files(bundle, {name: folder / name for name in names}, sources)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return _tell(bundle, report, quiet=quiet)
 
 

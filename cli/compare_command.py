@@ -103,7 +103,7 @@ def compare(
     """
     _check_options(bundle, onnx, model, backend, text, tokens)
     _check_locate(locate, onnx, backend, no_explain=no_explain)
-    _check_report(report)
+    report_folder = _report_folder(report, bundle, onnx, model, text)
     use_threads(threads)
     with console.progress_bar(quiet=quiet) as progress:
         from blockexport.compare.checks.catalogue import choose_checks
@@ -124,7 +124,7 @@ def compare(
             judgement = _judge_bundle(bundle, backend, model, max_sequence_length, locate, progress, how)
     if no_explain:
         judgement = replace(judgement, explain=None)
-    _show(judgement, report, as_json=as_json, quiet=quiet)
+    _show(judgement, report_folder, as_json=as_json, quiet=quiet)
     return judgement.report.exit_code
 
 
@@ -226,11 +226,11 @@ def _ids(tokens: str) -> list[int]:
         raise UsageError(f"--tokens {tokens!r} is not a list of numbers: write them as 1,2,3") from error
 
 
-def _check_report(folder: Path | None) -> None:
-    from blockexport.compare.report.report_files import check_report_folder
+def _report_folder(folder: Path | None, *inputs: str | Path | None) -> Path | None:
+    from blockexport.compare.report.report_files import report_place
+    from blockexport.export.output.place import inputs_of
 
-    if folder is not None:
-        check_report_folder(folder)
+    return None if folder is None else report_place(folder, inputs_of(*inputs))
 
 
 def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bool) -> None:

@@ -29,7 +29,7 @@ def cpp(
     cmake_dir: Annotated[
         bool, typer.Option("--cmake-dir", help="Print the folder for -Dblockexport_DIR=..., and do nothing else.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an older project's files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an older project's files, if unchanged.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what to do next.")] = False,
 ) -> None:
     """Write a C++ project for BUNDLE: CMakeLists.txt, main.cpp (a chat in the terminal) and selftest.cpp.
@@ -45,13 +45,14 @@ def cpp(
         typer.echo(cpp_project.cmake_dir())
         return
     from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.output.place import inputs_of
     from blockexport.models.errors import UsageError
 
     if bundle is None or output is None:
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
     manifest = read_manifest(bundle)
     backends = tuple(backend or ("onnxruntime",))
-    cpp_project.write_project(output, backends, force=force)
+    cpp_project.write_project(output, backends, inputs_of(bundle), force=force)
     if manifest.headless:
         console.say("note: a headless bundle has no logits: selftest runs, and chat says so", quiet=quiet)
     if "aoti" in backends and "model.aoti.pt2" not in manifest.files:

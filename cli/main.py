@@ -121,8 +121,10 @@ def run() -> int:
     takes a fifth of an export's time, and once more at the end; frozen objects are left to the operating system.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
-    # As Ctrl-C does: what is half-written is removed on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C does: what is half-written is removed on the way out. A program under nohup goes on.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     code = main()
     # Python takes a while to end, and what stops it then has nothing to clean up.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -18,8 +18,8 @@ from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict,
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
-    from blockexport.export.bundle.bundle import Stage
     from blockexport.export.bundle.manifest import Manifest
+    from blockexport.export.bundle.stage import Stage
     from blockexport.export.graph.onnx_graph import GraphOptions
     from blockexport.models.checkpoints.checkpoint import Checkpoint
     from blockexport.models.progress import Progress
@@ -62,7 +62,11 @@ def onnx(
     no_explain: NoExplain = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the random weights of a preset.")] = 0,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing bundle; allow M beyond the model's trained range.")
+        bool, typer.Option("--force", help="Replace an older bundle, if it holds nothing but its own files.")
+    ] = False,
+    beyond_trained_range: Annotated[
+        bool,
+        typer.Option("--beyond-trained-range", help="Allow an M of more positions than the model was trained for."),
     ] = False,
     threads: Threads = None,
     quiet: Annotated[
@@ -77,15 +81,17 @@ def onnx(
 
     Example: blockexport onnx ./SmolLM2-135M -o smollm2 --max-sequence-length 512
     """
-    from blockexport.export.bundle.bundle import check_target, staged
+    from blockexport.export.bundle.stage import staged
+    from blockexport.export.output.place import bundle_place, inputs_of
     from blockexport.models.checkpoints.sources import open_checkpoint
 
-    check_target(output, force=force)
+    inputs = inputs_of(model)
+    bundle_place(output, inputs, force=force)  # before the model is read, or fetched
     precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
     checkpoint = open_checkpoint(model, seed=seed)
-    options = _options(checkpoint, precision, max_sequence_length, headless, logits, force)
+    options = _options(checkpoint, precision, max_sequence_length, headless, logits, beyond_trained_range)
     use_threads(threads)
-    with staged(output, force=force) as stage:
+    with staged(output, inputs, force=force) as stage:
         with console.progress_bar(quiet=quiet) as progress:
             manifest = _export(checkpoint, stage.folder, options, pt2, progress, quiet=quiet)
             judged = None if no_compare else _judge(checkpoint, stage.folder, manifest, progress)
@@ -131,16 +137,16 @@ def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Any:
 
 
 def _options(
-    checkpoint: Checkpoint, precision: Any, slots: int | None, headless: bool, logits: str, force: bool
+    checkpoint: Checkpoint, precision: Any, slots: int | None, headless: bool, logits: str, beyond: bool
 ) -> GraphOptions:
     from blockexport.export.graph.onnx_graph import GraphOptions
     from blockexport.models.errors import UsageError
 
     reach = checkpoint.config.max_position_embeddings
-    if slots is not None and slots > reach and not force:
+    if slots is not None and slots > reach and not beyond:
         raise UsageError(
             f"--max-sequence-length {slots} is beyond the {reach} positions the model was trained for: choose at most "
-            f"{reach}, or add --force"
+            f"{reach}, or add --beyond-trained-range"
         )
     if logits not in ("all", "last"):
         raise UsageError(f"--logits {logits!r} is neither `all` nor `last`")

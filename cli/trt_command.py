@@ -128,7 +128,19 @@ def trt(
         ),
     ] = False,
     no_explain: NoExplain = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle; for a checkpoint only.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace an older bundle, if it holds nothing but its own files; for a checkpoint only."
+        ),
+    ] = False,
+    beyond_trained_range: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-trained-range",
+            help="Allow an M of more positions than the model was trained for; for a checkpoint only.",
+        ),
+    ] = False,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
@@ -169,11 +181,22 @@ def trt(
     exported = 0
     if into_bundle:
         folder = Path(model)
-        _refuse_for_bundle({"--output": output, "--max-sequence-length": max_sequence_length, "--force": force or None})
+        _refuse_for_bundle(
+            {
+                "--output": output,
+                "--max-sequence-length": max_sequence_length,
+                "--force": force or None,
+                "--beyond-trained-range": beyond_trained_range or None,
+            }
+        )
     else:
         folder = _named_output(model, output, precision)
         handed_on = _OnnxOptions(
-            max_sequence_length=max_sequence_length, no_explain=no_explain, force=force, threads=threads
+            max_sequence_length=max_sequence_length,
+            no_explain=no_explain,
+            force=force,
+            beyond_trained_range=beyond_trained_range,
+            threads=threads,
         )
         exported = _export(model, folder, precision, handed_on, quiet=quiet, as_json=as_json)
         if exported == EXIT_BAD:
@@ -261,6 +284,7 @@ class _OnnxOptions(TypedDict):
     max_sequence_length: int | None
     no_explain: bool
     force: bool
+    beyond_trained_range: bool
     threads: int | None
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-import shutil
+import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from blockexport.export.output.disk import check_parents, disk_errors
+from blockexport.export.output.atomic_write import partial_path
+from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
 
 CPP_BACKENDS = ("onnxruntime", "aoti", "tensorrt", "tensorrt-rtx")
 PATHS_FILE = "paths.cmake"
+_SAMPLES = ("CMakeLists.txt", "main.cpp", "selftest.cpp")
+_DIGEST = re.compile(rb"^# sha256 ([0-9a-f]{64}) (\S+)\n", re.MULTILINE)
 _CPP = Path(__file__).resolve().parent / "cpp"
 _OPTIONS = {
     "onnxruntime": "BLOCKEXPORT_WITH_ONNXRUNTIME",
@@ -25,30 +32,72 @@ def cmake_dir() -> Path:
     return _CPP / "cmake"
 
 
-def write_project(output: Path, backends: tuple[str, ...], *, force: bool = False) -> list[str]:
+def write_project(
+    output: Path, backends: tuple[str, ...], inputs: Iterable[Path] = (), *, force: bool = False
+) -> list[str]:
     """Write CMakeLists.txt, main.cpp, selftest.cpp and paths.cmake into `output`; returns their names.
 
     Raises:
-        UsageError: an unknown back end, two that exclude each other, or something in the way (`force` overwrites these
-            four files and touches no other).
+        UsageError: an unknown back end, two that exclude each other, something in the way, or a place that holds an
+            input or lies in one. `force` writes into a folder that is not empty and replaces files of an older project
+            that are as they were written.
     """
     for backend in backends:
         if backend not in CPP_BACKENDS:
             raise UsageError(f"no back end {backend!r} in C++: there are {', '.join(CPP_BACKENDS)}")
     if {"tensorrt", "tensorrt-rtx"} <= set(backends):
         raise UsageError("tensorrt and tensorrt-rtx have the same symbols and do not fit into one program: choose one")
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"the output {output} is a file: -o names a folder")
-    if output.is_dir() and any(output.iterdir()) and not force:
-        raise UsageError(f"the output folder {output} is not empty: name another, or overwrite a project with --force")
-    check_parents(output)
-    names = ["CMakeLists.txt", "main.cpp", "selftest.cpp"]
+    place = output_place(output, inputs)
+    files = {name: (_CPP / "samples" / name).read_bytes() for name in _SAMPLES}
+    files[PATHS_FILE] = _with_digests(_paths(backends), files)
     with disk_errors(output):
-        output.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            shutil.copyfile(_CPP / "samples" / name, output / name)
-        (output / PATHS_FILE).write_text(_paths(backends), encoding="utf-8")
-    return [*names, PATHS_FILE]
+        if place.is_dir() and any(place.iterdir()) and not force:
+            raise UsageError(
+                f"the output folder {output} is not empty: name another, or overwrite a project with --force"
+            )
+        _require_unchanged(place, files)
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            _replace(place / name, content)
+    return list(files)
+
+
+def _with_digests(paths: str, files: Mapping[str, bytes]) -> bytes:
+    """paths.cmake with the digest of every file of the project, by which a later run knows that it is as written."""
+    digests = {name: _sha256(content) for name, content in files.items()} | {PATHS_FILE: _sha256(paths.encode())}
+    return "".join(f"# sha256 {digest} {name}\n" for name, digest in digests.items()).encode() + paths.encode()
+
+
+def _require_unchanged(place: Path, names: Iterable[str]) -> None:
+    """Refuse to replace what is not, byte for byte, what an earlier run wrote."""
+    paths = place / PATHS_FILE
+    head = paths.read_bytes() if paths.is_file() else b""
+    written = {name.decode(): digest.decode() for digest, name in _DIGEST.findall(head)}
+    for name in names:
+        path = place / name
+        if not os.path.lexists(path):
+            continue
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        if name == PATHS_FILE:
+            content = _DIGEST.sub(b"", content)
+        if written.get(name) != _sha256(content):
+            raise UsageError(
+                f"{path} is not as `blockexport cpp` wrote it, and --force replaces nothing else: move it away, or "
+                "name another folder"
+            )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = partial_path(path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _paths(backends: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The report on disk: all of its files or none, in a folder that is looked at before the work begins."""
+"""The report on disk: all of its files or none, over an older report at most, in a folder looked at beforehand."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
-from blockexport.export.output.atomic_write import partial_path
+from blockexport.export.output.atomic_write import partial_path, remove_abandoned
+from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
+
+MARK = "<!-- a report of blockexport compare -->\n"
+_KEYS = {"schema_version", "verdict", "checks", "tolerances"}
+
+
+def report_place(folder: Path, inputs: Iterable[Path]) -> Path:
+    """The real path of a folder for a report on `inputs`.
+
+    Raises:
+        UsageError: as `check_report_folder`; or it holds an input, lies in one, or in a sealed bundle.
+    """
+    check_report_folder(folder)
+    return output_place(folder, inputs, "the report folder")
 
 
 def check_report_folder(folder: Path) -> None:
     """Whether a report can be written into `folder`, so that nothing is judged in vain. Leaves nothing behind.
 
     Raises:
-        UsageError: it cannot be made or written, or something of another kind is in the way.
+        UsageError: it cannot be made or written, or a file of that name is no older report.
     """
     folder = folder.absolute()
     with _explained(folder):
@@ -34,9 +48,28 @@ def check_report_folder(folder: Path) -> None:
                     f"the report cannot be written to {folder}: {folder / name} is a folder, where a file has to go. "
                     "Choose another place"
                 )
+            if not _is_ours(folder / name):
+                raise UsageError(
+                    f"the report cannot be written to {folder}: {folder / name} is not a report of blockexport's, and "
+                    "would be replaced. Choose another place"
+                )
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".report-") as probe:
             probe.write(b"\n")
             probe.flush()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file may be replaced: there is none, or an earlier `write_report` wrote it."""
+    if not os.path.lexists(path):
+        return True
+    if path.is_symlink() or not path.is_file():
+        return False
+    if path.name != REPORT_JSON:
+        return path.read_bytes().endswith(MARK.encode())
+    try:
+        return _KEYS.issubset(json.loads(path.read_bytes()))
+    except (ValueError, RecursionError, TypeError):
+        return False
 
 
 def write_report(report: Report, folder: Path) -> list[str]:
@@ -51,8 +84,8 @@ def write_report(report: Report, folder: Path) -> list[str]:
     data = report.to_json()
     texts = {
         REPORT_JSON: json.dumps(data, indent=1, allow_nan=False) + "\n",
-        REPORT_MARKDOWN: to_markdown(report),
-        REPORT_HTML: to_html(data),
+        REPORT_MARKDOWN: f"{to_markdown(report)}\n{MARK}",
+        REPORT_HTML: f"{to_html(data)}{MARK}",
     }
     check_report_folder(folder)
     with _explained(folder):
@@ -65,6 +98,7 @@ def _write_all(folder: Path, texts: dict[str, str]) -> None:
     partials: dict[Path, Path] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder)
         for name, text in texts.items():
             path = partial_path(folder / name)
             partials[path] = folder / name

@@ -19,6 +19,7 @@ from typing import Any
 
 from blockexport.export.output.atomic_write import partial_path
 from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.ownership import MANIFEST as MANIFEST
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
@@ -27,7 +28,6 @@ from blockexport.models.regular_file import is_there, open_regular, read_bytes
 from blockexport.models.strict_json import read_record
 
 SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
 ONNX_FILE = "model.onnx"
 PT2_FILE = "model.pt2"
 _SHA256 = re.compile("[0-9a-f]{64}")

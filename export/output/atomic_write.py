@@ -16,7 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from blockexport.export.output.lock import FileLock
+
 LOCK = ".manifest.lock"
+ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+_PARTIAL = re.compile(r"\..+\.(?P<host>.+)-(?P<process>\d+)-[0-9a-f]{8}\.partial", re.DOTALL)
 
 
 def partial_path(path: Path) -> Path:
@@ -29,14 +33,19 @@ def remove_abandoned(folder: Path) -> None:
 
     Those of other machines are left: whether their process lives cannot be seen from here.
     """
-    ours = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)-[0-9a-f]{{8}}\.partial")
     for path in folder.glob(".*.partial"):
-        found = ours.fullmatch(path.name)
-        if found is not None and not _is_running(int(found[1])):
+        found = _PARTIAL.fullmatch(path.name)
+        if found is not None and found["host"] == platform.node() and not is_running(int(found["process"])):
             path.unlink(missing_ok=True)
 
 
-def _is_running(process: int) -> bool:
+def is_partial(name: str) -> bool:
+    """Whether a file's name is one that `partial_path` gives."""
+    return _PARTIAL.fullmatch(name) is not None
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of this number on this machine."""
     try:
         os.kill(process, 0)  # signal 0 asks only
     except ProcessLookupError:
@@ -48,41 +57,17 @@ def _is_running(process: int) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a bundle against other writers of its manifest; waits for them, which takes them milliseconds.
-
-    The lock is a file, for a network file system locks no folder. It is removed by whoever holds it, so a lock just
-    obtained is looked at again: it counts only if its file is still the one that the next process would find.
-    """
-    import fcntl  # POSIX only; all else works without
-
-    path = folder / LOCK
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, path):
-                break
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+    """Hold a bundle against other writers of its manifest; waits for them, which takes them milliseconds."""
+    lock = FileLock.take(folder / LOCK)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        lock.release()
 
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the body is done, and then have their usual effect.
+    """Signals that end a process wait until the body is done, and then have their usual effect.
 
     Other threads than the main one cannot set handlers, and are not interrupted by signals either.
     """
@@ -94,7 +79,7 @@ def signals_deferred() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in ENDING}
     try:
         yield
     finally:

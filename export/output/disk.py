@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,14 +21,6 @@ def check_free_space(folder: Path, needed: int) -> None:
         )
 
 
-def check_parents(target: Path) -> None:
-    """Raise UsageError where `target` would have to lie inside of something that is no folder."""
-    parents = target.absolute().parents
-    nearest = next(path for path in parents if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise UsageError(f"the output {target} cannot be made, for {nearest} is not a folder: choose another place")
-
-
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Turn an OSError of writing into `folder` into a UsageError that says what to do."""
@@ -40,6 +31,11 @@ def disk_errors(folder: Path) -> Iterator[None]:
             raise UsageError(
                 f"no space was left for {folder} ({shutil.disk_usage(folder).free} bytes free): "
                 "free some, or choose another output folder"
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise UsageError(
+                f"a file in {folder} would be larger than this process or its file system allows: raise the limit "
+                "(ulimit -f), or choose another output folder"
             ) from error
         where = error.filename or folder
         raise UsageError(

@@ -6,6 +6,7 @@ file (sha256, and the hashes of the graph and weights it was made from) and desc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from blockexport.export.bundle.bundle import add_files
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
 from blockexport.export.output.atomic_write import partial_path, remove_abandoned
 from blockexport.export.output.disk import check_free_space
+from blockexport.export.output.reservation import reserved
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, ascending
 from blockexport.export.tensorrt.trt_build import Built
 from blockexport.export.tensorrt.trt_network import Profile
@@ -159,8 +161,8 @@ def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bo
         weightless: the engine is to have no weights, and hence needs little room.
 
     Raises:
-        UsageError: something is in the way, the disk has no room for the engine, or the manifest's entry of another
-            engine is damaged.
+        UsageError: something is in the way, the disk has no room for the engine, the manifest's entry of another engine
+            is damaged, or another process is making or replacing the bundle.
     """
     for other in manifest.engines.keys() - {name}:
         entry_of(manifest, other)
@@ -171,15 +173,16 @@ def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bo
         weights = sum(manifest.files[source].bytes for source in sources_of(folder, manifest))
         check_free_space(folder, int(weights * ROOM))
     partial = partial_path(path)
-    _create(partial)
-    try:
-        remove_abandoned(path.parent)
-        remove_abandoned(folder)
-        yield partial
-    finally:
-        partial.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()  # leaves a folder that holds anything
+    with reserved(Path(os.path.realpath(folder)), shared=True):
+        _create(partial)
+        try:
+            remove_abandoned(path.parent)
+            remove_abandoned(folder)
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()  # leaves a folder that holds anything
 
 
 def _create(partial: Path) -> None:

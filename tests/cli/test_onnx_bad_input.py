@@ -141,9 +141,9 @@ def test_a_corrupt_gguf(tmp_path: Path, refused: Callable[..., str]) -> None:
 
 def test_more_slots_than_the_model_was_trained_for(model: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     message = refused(model, "-M", "65")
-    assert "65" in message and "64" in message and "--force" in message
+    assert "65" in message and "64" in message and "--beyond-trained-range" in message
     forced = tmp_path / "forced"
-    assert main(["onnx", str(model), "-o", str(forced), "-M", "65", "--force", "--no-compare"]) == 0
+    assert main(["onnx", str(model), "-o", str(forced), "-M", "65", "--beyond-trained-range", "--no-compare"]) == 0
     assert json.loads((forced / "manifest.json").read_text())["rope_table_rows"] == 65
 
 

@@ -19,7 +19,7 @@ from blockexport.compare.explain.sites import LABELS
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_files import write_report
+from blockexport.compare.report.report_files import MARK, write_report
 from blockexport.compare.report.report_html import to_html
 from blockexport.compare.report.report_text import figure, ratio
 from blockexport.models.block.cache import empty_cache
@@ -294,9 +294,8 @@ def test_write_report(passed: Report, tmp_path: Path) -> None:
     assert names == write_report(passed, tmp_path / "b") == ["report.json", "report.md", "report.html"]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert (tmp_path / "a/report.html").read_text(encoding="utf-8") == to_html(
-        json.loads((tmp_path / "a/report.json").read_text(encoding="utf-8"))
-    )
+    data = json.loads((tmp_path / "a/report.json").read_text(encoding="utf-8"))
+    assert (tmp_path / "a/report.html").read_text(encoding="utf-8") == to_html(data) + MARK
 
 
 # Looks at pages in frames of two widths and writes down what it sees.

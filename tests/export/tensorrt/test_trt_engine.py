@@ -270,7 +270,7 @@ def test_a_manifest_that_cannot_be_written_leaves_no_engine(bundle: Path, small_
     with staged_engine(bundle, manifest, NAME) as partial:
         partial.write_bytes(b"small")
         small_files(100)
-        with pytest.raises(UsageError, match=r"bundle cannot be read or written: File too large"):
+        with pytest.raises(UsageError, match=r"a file in .*bundle would be larger than .* allows"):
             place_engine(bundle, partial, NAME, made_up_entry(manifest), manifest)
     assert files(bundle) == before
     assert not (bundle / "engines").exists()

@@ -1,0 +1,70 @@
+"""A lock that ends with its process: flock on a file that is there for nothing else.
+
+flock is taken on a file, for a network file system locks no folder.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+
+class FileLock:
+    """A lock that is held until `release`. Its file is removed by whoever holds it last."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path, *, shared: bool = False, wait: bool = True, line: str = "") -> Self:
+        """Hold the lock at `path`, with others where all of them are `shared`; its file gets `line`.
+
+        A lock just obtained counts only if its file is still the one that the next process would find, for the one
+        before may have removed it.
+
+        Raises:
+            BlockingIOError: without `wait`, another process holds it.
+            OSError: the file cannot be made, or its file system has no locks.
+        """
+        import fcntl  # POSIX only; all else works without
+
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(descriptor, kind)
+                if _is_at(descriptor, path):
+                    if not shared:
+                        os.ftruncate(descriptor, 0)
+                    os.write(descriptor, f"{line}\n".encode() if line else b"")
+                    return cls(path, descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def share(self) -> None:
+        """Let others share it. Raises BlockingIOError when another process was faster and holds it alone now."""
+        import fcntl
+
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """Give the lock back, and remove its file unless others share it."""
+        import fcntl
+
+        with suppress(BlockingIOError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(self._descriptor, self._path):
+                self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,68 @@
+"""Which files in a folder are a bundle's own: those that its manifest lists, and the traces of our own writing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from blockexport.export.output.atomic_write import LOCK, is_partial
+
+MANIFEST = "manifest.json"
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder has a manifest of ours, of any version: other programs have files of that name, too."""
+    return _listed(folder) is not None
+
+
+def strangers(folder: Path) -> list[str]:
+    """What a bundle's folder holds besides the bundle's own files, relative to it; folders end in a slash.
+
+    A symbolic link to a folder is a stranger, whatever it points to. Without a manifest everything is.
+    """
+    return sorted(name for name, own in _contents(folder, _listed(folder) or frozenset()) if not own)
+
+
+def remove_own(folder: Path) -> bool:
+    """Remove a bundle's own files and the folders that are empty then; True when nothing is left."""
+    own = [name for name, is_own in _contents(folder, _listed(folder) or frozenset()) if is_own]
+    for name in sorted(own, key=lambda name: name == MANIFEST):  # the list itself last, should this be cut short
+        (folder / name).unlink(missing_ok=True)
+    parents = {parent for name in own for parent in PurePosixPath(name).parents}
+    for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
+        with suppress(OSError):  # it holds something else
+            (folder / parent).rmdir()
+    return not folder.exists()
+
+
+def _listed(folder: Path) -> Set[str] | None:
+    """The files of the manifest in `folder`, itself included; None where there is none that blockexport wrote."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        files = manifest["files"]
+        if not {"schema_version", "weights_digest"} <= manifest.keys():
+            return None
+        return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {MANIFEST, LOCK}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _contents(folder: Path, listed: Set[str], below: str = "") -> Iterator[tuple[str, bool]]:
+    """Every file under `folder` and whether it is the bundle's own; a folder without files of its own is one item."""
+    folders = {str(parent) for name in listed for parent in PurePosixPath(name).parents}
+    for entry in os.scandir(folder / below):
+        name = f"{below}{entry.name}"
+        if not entry.is_dir(follow_symlinks=False):
+            yield name, name in listed or is_partial(entry.name)
+        elif name in folders or _only_partials(entry.path):
+            yield from _contents(folder, listed, f"{name}/")
+        else:
+            yield f"{name}/", False
+
+
+def _only_partials(folder: str) -> bool:
+    names = [path.name for path in Path(folder).iterdir()]
+    return bool(names) and all(is_partial(name) for name in names)
