@@ -40,7 +40,7 @@ class Decoder(ABC):
         config: the model's dimensions.
         max_sequence_length: M, slots per row.
         dtype: type of cache and logits.
-        last_logits_only: True when the artifact gives logits of the last position only ([B, 1, V]).
+        last_logits_only: True when the artifact gives logits of each row's last token only ([B, 1, V]).
         headless: True when it takes `inputs_embeds` [B, S, D] and gives `hidden_states` [B, S, D].
         foreign: what an artifact of another tool allows; None for this project's own.
         lengths_B: int64 [B], filled slots of each row.
@@ -78,7 +78,8 @@ class Decoder(ABC):
             lengths_B: valid tokens of each row in this chunk, 1..S; None means S everywhere.
 
         Returns:
-            [B, S, V] logits ([B, 1, V] with `last_logits_only`); those of padding are meaningless.
+            [B, S, V] logits, of which those of padding are meaningless; [B, 1, V] with `last_logits_only`, those of
+            each row's last valid token.
 
         Raises:
             UsageError: the chunk, padding included, does not fit after what is cached, or is not what it should be:
@@ -90,7 +91,11 @@ class Decoder(ABC):
             added_B = torch.full_like(self.lengths_B, sequence_length)
         else:
             added_B = checked_lengths(lengths_B, self.batch_size, sequence_length)
-        position_ids_BS = self.lengths_B[:, None] + torch.arange(sequence_length)[None, :]
+        columns_BS = torch.arange(sequence_length)[None, :].expand(self.batch_size, -1)
+        if self.last_logits_only:
+            # The artifact takes a row's logits at its highest position, so padding repeats that of the last token.
+            columns_BS = columns_BS.minimum(added_B[:, None] - 1)
+        position_ids_BS = self.lengths_B[:, None] + columns_BS
         outputs = self._call(inputs, position_ids_BS)
         self.lengths_B = self.lengths_B + added_B
         return outputs
@@ -103,14 +108,18 @@ class Decoder(ABC):
         return self.prefill(inputs)
 
     def forward(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Run once at explicit positions, which must be contiguous in each row; `lengths_B` is left alone.
+        """Run once at explicit positions; `lengths_B` is left alone.
+
+        Positions count up by one along each row. With `last_logits_only` they do so to the row's last token, and
+        padding after it has any position that is not higher.
 
         Raises:
             UsageError: a row would be written past its last slot, shapes disagree, or as `prefill`.
             ArtifactError: the artifact fails while it runs, or gives an output of another shape than it should.
         """
         inputs = self._checked(inputs)
-        return self._call(inputs, checked_positions(position_ids_BS, inputs))
+        positions_BS = checked_positions(position_ids_BS, inputs, last_logits_only=self.last_logits_only)
+        return self._call(inputs, positions_BS)
 
     def _call(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         self._check(inputs, position_ids_BS)

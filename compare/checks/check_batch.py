@@ -122,8 +122,8 @@ def _run(context: CheckContext, decoder: Decoder) -> list[Errors]:
     outputs_BSV = decoder.prefill(context.inputs(decoder, padded_BS), torch.tensor(prompts))
     parts: list[list[Errors]] = [[] for _ in rows]
     for i, prompt in enumerate(prompts):
-        if not decoder.last_logits_only:
-            parts[i].append(measure(outputs_BSV[i, :prompt], expected[i][:prompt], range(prompt)))
+        given = range(prompt - 1 if decoder.last_logits_only else 0, prompt)
+        parts[i].append(measure(outputs_BSV[i, : len(given)], expected[i][given.start : given.stop], given))
     for step in range(len(rows[0].ids_S) - prompts[0]):
         token_B1 = torch.stack([row.ids_S[row.prompt + step] for row in rows])[:, None]
         outputs_B1V = decoder.step(context.inputs(decoder, token_B1))

@@ -44,7 +44,7 @@ def invariance(context: CheckContext) -> Outcome:
     alone = _run(context, decoder, ())
     beside = ((1, 2), (3, 4)) if context.config.vocab_size > 4 else ((1, 2), (2, 1))
     first, second = (_run(context, decoder, shifts) for shifts in beside)
-    positions = range(prompt if decoder.last_logits_only else 0, prompt + STEPS)
+    positions = range(prompt - 1 if decoder.last_logits_only else 0, prompt + STEPS)
     eager_PV = _run(context, context.eager, ())[-len(positions) :]
     cached = measure(eager_PV, context.expected[0][list(positions)], positions)
     floor = floor_of([cached, context.whole_errors[0].select(positions)], decoder.dtype)
@@ -71,6 +71,6 @@ def _run(context: CheckContext, decoder: Decoder, shifts: Sequence[int]) -> torc
     inputs = context.inputs(decoder, given_BS)
     decoder.reset(len(rows))
     outputs = decoder.prefill(inputs[:, :width], torch.tensor(prompts))[row, :prompt].cpu()
-    parts = [] if decoder.last_logits_only else [outputs]
+    parts = [outputs]
     parts += [decoder.step(inputs[:, i : i + 1])[row].cpu() for i in range(width, width + STEPS)]
     return torch.cat(parts)

@@ -78,8 +78,8 @@ def _run(context: CheckContext, decoder: Decoder, shift: int) -> _Run:
     inputs = context.inputs(decoder, torch.cat([ids_S[:length], junk, ids_S[length:]])[None])
     decoder.reset(1)
     outputs = decoder.prefill(inputs[:, :width], torch.tensor([length]))[0, :length]
-    first = length if decoder.last_logits_only else 0
-    parts = [] if decoder.last_logits_only else [outputs.cpu()]
+    first = length - 1 if decoder.last_logits_only else 0
+    parts = [outputs.cpu()]
     parts += [decoder.step(inputs[:, i : i + 1])[0].cpu() for i in range(width, width + pad + 1)]
     slots = slots_of_row(decoder, stop)
     return _Run(list(range(first, stop)), torch.cat(parts), slots)

@@ -207,6 +207,25 @@ def _slice(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     return stamp.value(x)
 
 
+@_translates(aten.amax.default)
+def _amax(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, axes = _args(node)
+    return stamp.emit(node, "ReduceMax", [stamp.value(x), stamp.ints(axes)], keepdims=0)
+
+
+@_translates(aten.expand.default)
+def _expand(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, sizes = _args(node)
+    # In aten -1 keeps an axis; in ONNX 1 does, since the shapes are broadcast.
+    return stamp.emit(node, "Expand", [stamp.value(x), stamp.ints([max(size, 1) for size in sizes])])
+
+
+@_translates(aten.gather.default)
+def _gather(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, axis, indices = _args(node)
+    return stamp.emit(node, "GatherElements", [stamp.value(x), stamp.value(indices)], axis=axis)
+
+
 @_translates(aten.arange.default)
 def _arange(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     constant = stamp.builder.constant

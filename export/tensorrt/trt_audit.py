@@ -102,7 +102,7 @@ def audit(adapter: Adapter, network: Any, manifest: Manifest, not_fused: str | N
         attention="fused" if not_fused is None else "decomposed",
         attention_reason=not_fused,
         matrix_products=_count(_product_type(layer) for layer in layers.of("MATRIX_MULTIPLY")),
-        norm_statistics=_count(_type(layer.get_input(0)) for layer in layers.of("REDUCE")),
+        norm_statistics=_count(_type(layer.get_input(0)) for layer in _statistics(layers)),
         rotary_embeddings=_count(_type(layer.get_output(0)) for layer in layers.of("ROTARY_EMBEDDING")),
         weight_bytes=_weight_bytes(adapter, layers),
         layers={kind: len(members) for kind, members in sorted(layers.by_kind.items())},
@@ -193,7 +193,7 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     if len(layers.of("MATRIX_MULTIPLY")) != products:
         yield f"{len(layers.of('MATRIX_MULTIPLY'))} matrix products, not {products}", ()
     norms = (4 if config.qk_norm else 2) * config.num_hidden_layers + 1
-    statistics = layers.of("REDUCE")
+    statistics = _statistics(layers)
     if len(statistics) != norms:
         yield f"{len(statistics)} norm statistics, not {norms}", ()
     for layer in statistics:
@@ -206,6 +206,11 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
         types = {_type(layer.get_input(i)) for i in range(3)}
         if types != {"float32"}:
             yield f"{{}} turns heads in {', '.join(sorted(types))}, not float32", (layer.name,)
+
+
+def _statistics(layers: _Layers) -> list[Any]:
+    """The norms' means of squares; the highest of integer positions, which `--logits last` takes, is none of them."""
+    return [layer for layer in layers.of("REDUCE") if "float" in _type(layer.get_input(0))]
 
 
 def _product_type(layer: Any) -> str:

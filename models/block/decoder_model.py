@@ -31,6 +31,13 @@ class Stack(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
+def last_tokens(x_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Each row's vector [B, D] at its highest position: its last token, where padding after it has lower positions."""
+    last_B = position_ids_BS.amax(1) - position_ids_BS[:, 0]
+    columns_B1D = last_B[:, None, None].expand(-1, 1, x_BSD.shape[2])
+    return x_BSD.gather(1, columns_B1D)[:, 0]
+
+
 class DecoderModel(nn.Module):
     """A decoder with a static cache as an argument.
 
@@ -38,7 +45,7 @@ class DecoderModel(nn.Module):
         config: dimensions and options.
         table_rows: rows of the RoPE table; positions must stay below it.
         headless: take `inputs_embeds` and give `hidden_states` (after the final norm) instead of ids and logits.
-        last_logits_only: project only the last position of each row.
+        last_logits_only: project only the last token of each row, which is where its positions are highest.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class DecoderModel(nn.Module):
             x_BSD = x_TD.view(batch, length, self.config.hidden_size)
             if self.headless:
                 return x_BSD
-            x_TD, length = x_BSD[:, -1], 1
+            x_TD, length = last_tokens(x_BSD, position_ids_BS), 1
         logits_TV = F.linear(x_TD, self.output_weight)
         return logits_TV.view(batch, length, self.config.vocab_size)
 

@@ -101,7 +101,9 @@ class ForeignDecoder(Decoder):
         length = min(2, self.max_sequence_length - 1)
         if length < 1:
             raise UsageError("a cache of one slot leaves nothing to judge: give -M 2 or more")
-        outputs = self._try(1, length)
+        self.reset()
+        # Past the interface, which could not know yet what shape to expect.
+        outputs = self._run(torch.zeros(1, length, dtype=torch.int64), torch.arange(length)[None])
         vocab_size = self.config.vocab_size
         if outputs.dim() != 3 or outputs.shape[1] not in (1, length) or outputs.shape[2] != vocab_size:
             raise UsageError(
@@ -109,6 +111,11 @@ class ForeignDecoder(Decoder):
                 f"a vocabulary of {vocab_size}: expected is [1, {length}, {vocab_size}]"
             )
         self.last_logits_only = outputs.shape[1] < length
+        if self.last_logits_only and self.convention.shared:
+            self.foreign = replace(
+                self.foreign, no_rows="the file gives logits of the last column only, which in a shorter row is padding"
+            )
+        self._try(1, length)
         if self.foreign.no_rows is None:
             try:
                 self._try(2, length)
@@ -118,12 +125,11 @@ class ForeignDecoder(Decoder):
                 )
         self.reset()
 
-    def _try(self, rows: int, length: int) -> torch.Tensor:
+    def _try(self, rows: int, length: int) -> None:
         self.reset(rows)
         lengths_B = torch.tensor([length] + [1] * (rows - 1))
-        outputs = self.prefill(torch.zeros(rows, length, dtype=torch.int64), lengths_B)
+        self.prefill(torch.zeros(rows, length, dtype=torch.int64), lengths_B)
         self.step(torch.zeros(rows, 1, dtype=torch.int64))
-        return outputs
 
     def _integers(
         self, ids_BS: torch.Tensor, mask_BT: torch.Tensor, position_ids_BS: torch.Tensor

@@ -64,6 +64,20 @@ def _gather(call: Call) -> torch.Tensor:
     return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
+def _gather_elements(call: Call) -> torch.Tensor:
+    x, indices, axis = call.need(0), call.need(1), int(call.attribute("axis", 0))
+    size = x.shape[axis]
+    if indices.numel() and not -size <= int(indices.min()) <= int(indices.max()) < size:
+        raise call.refuse(f"indices {int(indices.min())}..{int(indices.max())} leave an axis of {size}")
+    return x.gather(axis, torch.where(indices < 0, indices + size, indices))
+
+
+def _reduce_max(call: Call) -> torch.Tensor:
+    if call.given(1) is None:
+        raise call.refuse("only a maximum over given axes is implemented")
+    return call.need(0).amax(call.ints(1), keepdim=bool(call.attribute("keepdims", 1)))
+
+
 def _squeeze(call: Call) -> torch.Tensor:
     x = call.need(0)
     return x.squeeze() if call.given(1) is None else x.squeeze(call.ints(1))
@@ -134,6 +148,7 @@ OPERATORS: dict[str, Kernel] = {
     "Erf": _unary(torch.erf),
     "Expand": _expand,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "Greater": _binary(torch.gt),
     "GreaterOrEqual": _binary(torch.ge),
     "Identity": _unary(lambda x: x),
@@ -146,6 +161,7 @@ OPERATORS: dict[str, Kernel] = {
     "Not": _unary(torch.logical_not),
     "Or": _binary(torch.logical_or),
     "Range": _range,
+    "ReduceMax": _reduce_max,
     "Reciprocal": _unary(torch.reciprocal),
     "Reshape": _reshape,
     "Shape": _shape,

@@ -126,10 +126,19 @@ class TensorRtDecoder(Decoder):
         length = position_ids_BS.shape[1]
         most = max(profile.sequence_length[2] for profile in self.profiles)
         pieces = [slice(start, min(start + most, length)) for start in range(0, length, most)]
-        outputs = [self._run_piece(inputs[:, piece], position_ids_BS[:, piece]) for piece in pieces]
-        if self.last_logits_only:
-            return outputs[-1]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if len(pieces) == 1:
+            return self._run_piece(inputs, position_ids_BS)
+        # A piece is written from its first position on, so one that begins in a row's padding counts on there.
+        counted_BS = position_ids_BS[:, :1] + torch.arange(length)[None, :]
+        last_B = position_ids_BS.amax(1) - position_ids_BS[:, 0]
+        outputs = []
+        for piece in pieces:
+            begun_B1 = (piece.start <= last_B)[:, None]
+            positions = torch.where(begun_B1, position_ids_BS[:, piece], counted_BS[:, piece])
+            outputs.append(self._run_piece(inputs[:, piece], positions))
+        if not self.last_logits_only:
+            return torch.cat(outputs, dim=1)
+        return torch.cat(outputs, dim=1)[torch.arange(len(last_B)), last_B // most][:, None]
 
     def _run_piece(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         batch_size, length = position_ids_BS.shape
