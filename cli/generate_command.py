@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from blockexport.runtime.text.sampling import SamplingOptions
 
 
+PROMPT_BYTES = 1 << 24
+
+
 def generate(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from stdin.")],
@@ -92,7 +95,10 @@ def _read_prompt(prompt: str) -> str:
 
     try:
         if prompt == "-":
-            return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+            content = sys.stdin.buffer.read(PROMPT_BYTES + 1)
+            if len(content) > PROMPT_BYTES:
+                raise UsageError(f"the prompt has more than {PROMPT_BYTES} bytes, which no cache holds: shorten it")
+            return content.decode("utf-8").removesuffix("\n")
         prompt.encode("utf-8")  # a byte that is no text reaches us as a lone surrogate
     except UnicodeError as error:
         raise UsageError(f"the prompt is not UTF-8 ({error}): convert it first, with iconv for instance") from error

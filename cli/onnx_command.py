@@ -162,12 +162,15 @@ def _export(
     from blockexport.export.bundle.bundle import file_entries
     from blockexport.export.bundle.manifest import write_manifest
     from blockexport.export.onnx_export import export_onnx
+    from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
     from blockexport.runtime.text.chat_turns import write_chat_turns
 
-    manifest = export_onnx(
-        checkpoint, folder, options, progress=progress, note=lambda line: console.say(f"note: {line}", quiet=quiet)
-    )
-    added = write_chat_turns(folder)
+    def note(line: str) -> None:
+        console.say(f"note: {line}", quiet=quiet)
+
+    manifest = export_onnx(checkpoint, folder, options, progress=progress, note=note)
+    check_tokenizer(folder, checkpoint.config.vocab_size, note)
+    added = write_chat_turns(folder, note)
     if pt2:
         from blockexport.export.pt2 import write_pt2
 

@@ -11,6 +11,8 @@ from blockexport.compare.core.passage import PASSAGE
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 
+CHARACTERS_PER_TOKEN = 8
+CUT_WORD = 64  # ids at the end of a piece of text that may come from half a word
 DIFFERENT = 8  # ids that the passage must give at least: where all tokens are alike, mask and RoPE have no effect
 
 Encode = Callable[[str], Sequence[int]]
@@ -58,18 +60,36 @@ def choose_tokens(
     if text is not None and not text.strip():
         raise UsageError("the given text is empty: give one with words, or leave it away for the built-in passage")
     if encode is not None:
-        encoded = list(encode(PASSAGE if text is None else text))
+        encoded = _first_ids(encode, PASSAGE if text is None else text, count)
         origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
         if text is not None or len(set(encoded)) >= DIFFERENT:
-            return Tokens(_repeat(encoded, count, config, origin), origin)
+            return Tokens(_repeat(encoded, count, config, origin, made_by_tokenizer=True), origin)
     generator = torch.Generator().manual_seed(seed)
     return Tokens(torch.randint(0, config.vocab_size, (count,), generator=generator), f"random ids, seed {seed}")
 
 
-def _repeat(ids: list[int], count: int, config: ModelConfig, what: str) -> torch.Tensor:
+def _first_ids(encode: Encode, text: str, count: int) -> list[int]:
+    """At least the first `count` ids of a text, however long it is, and all where it has fewer."""
+    size = CHARACTERS_PER_TOKEN * count + 1000
+    while size < len(text):
+        ids = list(encode(text[:size]))
+        if len(ids) >= count + CUT_WORD:
+            return ids[:-CUT_WORD]
+        size *= 4
+    return list(encode(text))
+
+
+def _repeat(
+    ids: list[int], count: int, config: ModelConfig, what: str, *, made_by_tokenizer: bool = False
+) -> torch.Tensor:
     if not ids:
         raise UsageError(f"there is no token in {what}: give at least one")
     outside = [i for i in ids if not 0 <= i < config.vocab_size]
+    if outside and made_by_tokenizer:
+        raise UsageError(
+            f"the tokenizer gives the id {outside[0]} for the {what}, and the model's vocabulary has "
+            f"{config.vocab_size}: it is another model's. Put the model's own there, or judge on ids with --tokens"
+        )
     if outside:
         raise UsageError(
             f"the id {outside[0]} in {what} is outside the vocabulary of {config.vocab_size} tokens: give ids from 0 "

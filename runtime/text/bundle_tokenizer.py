@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from tokenizers import Tokenizer
 
 from blockexport.export.tokenizer.generation_config import (
     GENERATION_CONFIG,
@@ -18,9 +15,10 @@ from blockexport.export.tokenizer.generation_config import (
 )
 from blockexport.models.config.config_fields import shown
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import is_there, read_json_object, read_text
+from blockexport.models.regular_file import is_there, read_json_object
 from blockexport.runtime.text.chat_template import Message, find_template, render_chat
 from blockexport.runtime.text.detokenize import StreamDecoder, TokenBytes
+from blockexport.runtime.text.encoder import load_tokenizer
 from blockexport.runtime.text.sampling import SamplingOptions
 
 # What transformers takes where a generation_config.json that samples leaves a value out.
@@ -48,15 +46,9 @@ class BundleTokenizer:
                 f"{folder} has no tokenizer.json, so it takes token ids only: export again from a checkpoint that has "
                 "a tokenizer, or put its tokenizer.json into the bundle"
             )
-        source = read_text(path)
-        try:
-            self._tokenizer: Tokenizer = Tokenizer.from_str(source)
-        # The library raises a bare Exception.
-        except Exception as error:
-            raise UsageError(f"{path} is no tokenizer ({error}): export the bundle again") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._bytes = TokenBytes(self._tokenizer, json.loads(source).get("decoder"))
+        loaded = load_tokenizer(path)
+        self._tokenizer, self._encode = loaded.tokenizer, loaded.encode
+        self._bytes = TokenBytes(self._tokenizer, loaded.decoder)
         self._config = _read_json(folder / "tokenizer_config.json")
         generation = folder / GENERATION_CONFIG
         self._generation = read_generation_config(generation) if is_there(generation) else GenerationConfig()
@@ -69,10 +61,10 @@ class BundleTokenizer:
         `add_bos_token` in tokenizer_config.json overrules the post-processor. A text that already starts with the BOS
         token gets no second one.
         """
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        encoded = self._encode(text)
+        ids, plain = encoded.whole, encoded.plain
         if not add_special_tokens:
-            return ids
-        plain: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return plain
         bos = self._id_of("bos_token")
         if bos is None:
             return ids
@@ -95,6 +87,28 @@ class BundleTokenizer:
         if self.chat_template is None:
             raise UsageError("the bundle has no chat template: use --raw to send the prompt as it is")
         return self.encode(render_chat(self.chat_template, messages, self.special_tokens), add_special_tokens=False)
+
+    def misfit(self, vocab_size: int) -> str | None:
+        """What of the vocabulary lies outside of a model's `vocab_size` ids, in a sentence; None where nothing does.
+
+        Raises:
+            UsageError: more than added tokens do: it is the tokenizer of another model.
+        """
+        own = self._tokenizer.get_vocab(with_added_tokens=False)
+        beyond = max(own.values(), default=0)
+        if beyond >= vocab_size:
+            raise UsageError(
+                f"tokenizer.json has ids up to {beyond}, and the model's vocabulary has {vocab_size}: it is another "
+                "model's tokenizer. Put the model's own there, or remove it to export for token ids alone"
+            )
+        added = self._tokenizer.get_added_tokens_decoder()
+        outside = sorted(i for i in added if i >= vocab_size)
+        if not outside:
+            return None
+        return (
+            f"{len(outside)} added tokens of tokenizer.json, the first {added[outside[0]].content!r}, have ids beyond "
+            f"the model's vocabulary of {vocab_size}: a text with one of them is refused"
+        )
 
     def stream(self, after: Iterable[int] = ()) -> StreamDecoder:
         """A streaming decoder for what follows the ids `after`, whose own text it does not give.
@@ -153,6 +167,18 @@ class BundleTokenizer:
                 return frozenset(ends)
         eos = self._id_of("eos_token")
         return frozenset() if eos is None else frozenset([eos])
+
+
+def check_tokenizer(folder: Path, vocab_size: int, note: Callable[[str], None]) -> None:
+    """Whether the tokenizer in `folder`, if there is one, is one and the model's; `note` hears of small misfits.
+
+    Raises:
+        UsageError: it is damaged, or another model's.
+    """
+    if (folder / "tokenizer.json").is_file():
+        misfit = BundleTokenizer(folder).misfit(vocab_size)
+        if misfit is not None:
+            note(misfit)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -1,31 +1,26 @@
 """A chat template turns messages into the prompt a model was trained on.
 
-Templates are Jinja programs that come with a checkpoint, so they run in a sandbox that can neither change what it is
-given nor reach beyond it. The environment is the one transformers gives them (utils/chat_template_utils.py):
-trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, a `tojson` that leaves characters alone,
-and `{% generation %}` blocks, which are printed as they are.
+It is a program of a stranger's, so it is rendered in a process of its own (`template_worker`) with a limit of time,
+memory and length.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_text
+from blockexport.runtime.text.bounded_process import Bounds, OutOfBounds, run_bounded
 
 Message = Mapping[str, Any]
 
 TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_BOUNDS = Bounds(cpu_seconds=2, memory_bytes=512 << 20)
+PROMPT_CHARACTERS = 1 << 22  # of a prompt beyond its messages: the longest contexts are as long
+
+_WORKER = "blockexport.runtime.text.template_worker"
 
 
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -54,75 +49,41 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | No
     return str(named["default"])
 
 
-def render_chat(
-    template: str, messages: Sequence[Message], special_tokens: Mapping[str, str], *, add_generation_prompt: bool = True
-) -> str:
-    """The prompt for `messages`, each a mapping with `role` and `content`.
+def render_chat(template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+    """The prompt for `messages`, each a mapping with `role` and `content`, with the opening of the assistant's turn.
 
     Args:
         template: the Jinja source.
         messages: the conversation so far.
         special_tokens: `bos_token`, `eos_token` and so on, as text; the template writes them itself.
-        add_generation_prompt: end with the opening of the assistant's turn.
 
     Raises:
-        UsageError: the template is broken, refuses the messages, or tries to leave the sandbox.
+        UsageError: the template is broken, refuses the messages, tries to leave the sandbox, or exceeds its limits.
     """
+    (answer,) = render_chats(template, [messages], special_tokens)
+    if isinstance(answer, UsageError):
+        raise answer
+    return answer
+
+
+def render_chats(
+    template: str, conversations: Sequence[Sequence[Message]], special_tokens: Mapping[str, str]
+) -> list[str | UsageError]:
+    """The prompt for each conversation, or why there is none; the limits are for all of them together."""
+    given = sum(len(str(message)) for messages in conversations for message in messages)
+    request = {
+        "template": template,
+        "conversations": [[dict(message) for message in messages] for messages in conversations],
+        "special_tokens": dict(special_tokens),
+        "characters": PROMPT_CHARACTERS + 2 * given,
+    }
     try:
-        return (
-            _environment()
-            .from_string(template)
-            .render(
-                messages=list(messages),
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **special_tokens,
-            )
-        )
-    except jinja2.TemplateError as error:
-        raise UsageError(f"the chat template failed: {error}. Use --raw to send the prompt as it is") from error
-    # A template is a program of someone else's: whatever it raises is its failure, not ours.
-    except Exception as error:
-        raise UsageError(
-            f"the chat template failed with {type(error).__name__}: {error}. Use --raw to send the prompt as it is"
-        ) from error
+        answers: list[dict[str, str]] = run_bounded(_WORKER, request, TEMPLATE_BOUNDS)
+    except OutOfBounds as error:
+        answers = [{"error": str(error)}] * len(conversations)
+    return [a["text"] if "text" in a else _failure(a["error"]) for a in answers]
 
 
-class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training; here it only prints them."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    functions: dict[str, Callable[..., Any]] = {"raise_exception": _raise, "strftime_now": _strftime_now}
-    environment.globals.update(functions)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+def _failure(reason: str) -> UsageError:
+    shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
+    return UsageError(f"the chat template failed: {shown}. Use --raw to send the prompt as it is")

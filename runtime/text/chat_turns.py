@@ -7,16 +7,33 @@ and kept only if it gives the template's own text for other conversations too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from blockexport.models.errors import UsageError
 from blockexport.runtime.text.bundle_tokenizer import chat_template_of
-from blockexport.runtime.text.chat_template import Message, render_chat
+from blockexport.runtime.text.chat_template import Message, render_chats
 
 CHAT_TURNS_FILE = "chat_turns.json"
 _THOUGHT = "</think>"
+# What shows where a template puts its texts, and what it does to them.
+_MARKS = ["first-mark", "second-mark", "third-mark"]
+_SYSTEM_MARK = "system-mark"
+_SPACED = "\tspaced\t"
+_THINKING = ["a", f"thought-mark{_THOUGHT}\n\nb", "c"]
+# What a frame that was found is tried on.
+_TRIALS = [
+    "What is 2 + 2?",
+    "Four.\nOr so\n",
+    " \tindented\n\ntwice ",
+    f"<think>\nhm{_THOUGHT}\n\n so",
+    f"<|x|> {{{{ y }}}} {_THOUGHT} é",
+    "",
+    "b",
+]
+_TRIAL_SYSTEMS = ("Be brief.", " spaced\n")
+_TRIAL_LENGTHS = (1, 3, 5, 7)
 
 Render = Callable[[Sequence[Message]], str]
 
@@ -65,22 +82,46 @@ def chat_turns_of(render: Render) -> ChatTurns | None:
         return None
 
 
-def write_chat_turns(folder: Path) -> list[str]:
+def write_chat_turns(folder: Path, note: Callable[[str], None] = lambda message: None) -> list[str]:
     """Write the file into a bundle's folder; returns its name, or nothing where the bundle has no such frame.
 
-    A template that asks for the date has none: what it writes would be the day of the export.
+    A template that asks for the date has none: what it writes would be the day of the export. One that fails on the
+    simplest conversation is told to `note`: the bundle is good for raw prompts.
     """
     if not (folder / "tokenizer.json").is_file():
         return []
     template, special_tokens = chat_template_of(folder)
-    if template is None or "strftime_now" in template:
+    if template is None:
         return []
-    turns = chat_turns_of(lambda messages: render_chat(template, messages, special_tokens))
+    probes = _probes()
+    prompts = render_chats(template, probes, special_tokens)
+    if isinstance(prompts[0], UsageError):
+        note(str(prompts[0]))
+    if "strftime_now" in template:
+        return []
+    known = {json.dumps(messages): prompt for messages, prompt in zip(probes, prompts, strict=True)}
+    turns = chat_turns_of(lambda messages: _known(known, messages))
     if turns is None:
         return []
     text = json.dumps(asdict(turns), ensure_ascii=False, indent=2) + "\n"
     (folder / CHAT_TURNS_FILE).write_text(text, encoding="utf-8")
     return [CHAT_TURNS_FILE]
+
+
+def _known(prompts: Mapping[str, str | UsageError], messages: Sequence[Message]) -> str:
+    prompt = prompts[json.dumps(messages)]
+    if isinstance(prompt, UsageError):
+        raise prompt
+    return prompt
+
+
+def _probes() -> list[list[Message]]:
+    """Every conversation that the search for a frame may ask for, the simplest first."""
+    asked = [_conversation(["hello"]), _conversation(_MARKS), _conversation(_MARKS, _SYSTEM_MARK)]
+    asked += [_conversation([_SPACED]), _conversation(_THINKING)]
+    return asked + [
+        _conversation(_TRIALS[:length], system) for system in (None, *_TRIAL_SYSTEMS) for length in _TRIAL_LENGTHS
+    ]
 
 
 def _conversation(texts: Sequence[str], system: str | None = None) -> list[Message]:
@@ -89,19 +130,18 @@ def _conversation(texts: Sequence[str], system: str | None = None) -> list[Messa
 
 
 def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
-    marks = ["first-mark", "second-mark", "third-mark"]
-    before, rest = _cut(render(_conversation(marks)), marks[0])
-    answered, rest = _cut(rest, marks[1])
-    following, answer = _cut(rest, marks[2])
-    trim = "\tspaced\t" not in render(_conversation(["\tspaced\t"]))
-    drop_thinking = "thought-mark" not in render(_conversation(["a", f"thought-mark{_THOUGHT}\n\nb", "c"]))
+    before, rest = _cut(render(_conversation(_MARKS)), _MARKS[0])
+    answered, rest = _cut(rest, _MARKS[1])
+    following, answer = _cut(rest, _MARKS[2])
+    trim = _SPACED not in render(_conversation([_SPACED]))
+    drop_thinking = "thought-mark" not in render(_conversation(_THINKING))
     system = None
     if with_system:
         try:
-            start, rest = _cut(render(_conversation(marks, "system-mark")), "system-mark")
+            start, rest = _cut(render(_conversation(_MARKS, _SYSTEM_MARK)), _SYSTEM_MARK)
         except (UsageError, ValueError):
             return None
-        system = (start, _cut(rest, marks[0])[0])
+        system = (start, _cut(rest, _MARKS[0])[0])
     return ChatTurns(before, answer, answered, following, system, trim, drop_thinking)
 
 
@@ -113,20 +153,10 @@ def _cut(text: str, mark: str) -> tuple[str, str]:
 
 def _holds(turns: ChatTurns, render: Render) -> bool:
     """Whether the frame gives what the template gives, for conversations that could show that it is no frame."""
-    thought = f"<think>\nhm{_THOUGHT}\n\n so"
-    texts = [
-        "What is 2 + 2?",
-        "Four.\nOr so\n",
-        " \tindented\n\ntwice ",
-        thought,
-        f"<|x|> {{{{ y }}}} {_THOUGHT} é",
-        "",
-        "b",
-    ]
-    systems = [None] if turns.system is None else [None, "Be brief.", " spaced\n"]
+    systems = [None] if turns.system is None else [None, *_TRIAL_SYSTEMS]
     return all(
         turns.render(conversation) == render(conversation)
         for system in systems
-        for length in (1, 3, 5, 7)
-        for conversation in [_conversation(texts[:length], system)]
+        for length in _TRIAL_LENGTHS
+        for conversation in [_conversation(_TRIALS[:length], system)]
     )

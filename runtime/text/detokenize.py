@@ -57,6 +57,15 @@ class _Rules:
 
 
 def _rules(decoder: Mapping[str, Any] | None) -> _Rules:
+    try:
+        return _known_rules(decoder)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"tokenizer.json describes its decoder in a way that is not known ({error!r}): fetch the file again"
+        ) from error
+
+
+def _known_rules(decoder: Mapping[str, Any] | None) -> _Rules:
     rules = _Rules()
     parts = [] if decoder is None else decoder.get("decoders", []) if decoder["type"] == "Sequence" else [decoder]
     for part in parts:

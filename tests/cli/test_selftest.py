@@ -21,8 +21,9 @@ from blockexport.export.bundle.golden_file import (
 )
 from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
-from blockexport.runtime.text.chat_template import Message, render_chat
+from blockexport.runtime.text.chat_template import Message
 from blockexport.runtime.text.chat_turns import chat_turns_of
+from blockexport.runtime.text.template_worker import render_all
 from tests.support import shared_path
 
 
@@ -107,7 +108,12 @@ THINKING = CHATML.replace(
 
 
 def _render(template: str, messages: Sequence[Message]) -> str:
-    return render_chat(template, messages, {"bos_token": "<s>"})
+    """In this process: the templates are ours."""
+    request = {"template": template, "conversations": [messages], "special_tokens": {"bos_token": "<s>"}}
+    (answer,) = render_all({**request, "characters": 10_000})
+    if "error" in answer:
+        raise UsageError(answer["error"])
+    return answer["text"]
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_missing_and_damaged_files_are_one_message(stories: Path) -> None:
     with pytest.raises(UsageError, match="has to hold one JSON object"):
         BundleTokenizer(stories)
     (stories / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UsageError, match="is no tokenizer"):
+    with pytest.raises(UsageError, match="is not a tokenizer"):
         BundleTokenizer(stories)
     (stories / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match="takes token ids only"):
