@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -57,17 +58,24 @@ def _open_path(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    if (folder / "config.json").exists():
+    from blockexport.models.checkpoints.safetensors_files import ADAPTER_CONFIG, listed, lora_adapter
+
+    if os.path.lexists(folder / "config.json"):
         from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 
         return SafetensorsCheckpoint(folder)
     names = sorted(path.name for path in folder.iterdir())
-    ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX)]
+    ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX) and (folder / name).is_file()]
     if "manifest.json" in names:
         raise UsageError(f"{folder} is a bundle that was exported from a checkpoint: give the checkpoint itself")
+    if ADAPTER_CONFIG in names:
+        raise lora_adapter(folder)
     if ggufs:
-        raise UsageError(f"{folder} has no config.json, but it holds GGUF: give the file, {folder / ggufs[0]}")
-    content = "is empty" if not names else "has no config.json"
+        several = "" if len(ggufs) == 1 else f", one of {len(ggufs)}"
+        raise UsageError(f"{folder} has no config.json, but it holds GGUF: give the file, {folder / ggufs[0]}{several}")
+    content = f"has no config.json, only {listed(names)}" if names else "is empty"
+    if folder.suffix.lower() == GGUF_SUFFIX:
+        raise UsageError(f"{folder} is a folder, not a GGUF file, and {content}: give the path of a .gguf file")
     raise UsageError(f"{folder} {content}: a checkpoint folder holds config.json and safetensors weights")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from blockexport.models.errors import UsageError
@@ -38,6 +39,10 @@ class RawFields:
     def has(self, key: str) -> bool:
         """Whether the key is there at all, null included."""
         return key in self.data
+
+    def told(self, key: str, value: Any) -> str:
+        """`key is value`, for messages: a default is not passed off as something that the file states."""
+        return f"{key} is {shown(value)}" + ("" if self.has(key) else " (the default, as the file does not state it)")
 
     def get(self, key: str) -> Any:
         """The raw value (None when absent or null), marked as used."""
@@ -121,15 +126,25 @@ class RawFields:
         return sorted(set(self.data) - self.used)
 
 
-def check_heads(fields: RawFields, heads: int, key_value_heads: int, head_dim: int) -> None:
+@dataclass(frozen=True)
+class HeadKeys:
+    """What a format calls the numbers of heads and their width."""
+
+    heads: str
+    key_value_heads: str
+    head_dim: str
+
+
+def check_heads(fields: RawFields, keys: HeadKeys, heads: int, key_value_heads: int, head_dim: int) -> None:
     """Raise UsageError when query heads cannot share key/value heads evenly, or RoPE cannot pair dimensions."""
     if heads % key_value_heads:
         raise fields.error(
-            f"{heads} attention heads cannot share {key_value_heads} key/value heads evenly; "
-            "the first number must be a multiple of the second"
+            f"{fields.told(keys.heads, heads)} and {fields.told(keys.key_value_heads, key_value_heads)}: the first "
+            "must be a multiple of the second, for each key/value head serves as many query heads"
         )
     if head_dim % 2:
-        raise fields.error(f"head_dim is {head_dim}; RoPE turns pairs of dimensions, so it must be even")
+        origin = "" if fields.has(keys.head_dim) else " (hidden size / heads, as the file does not state it)"
+        raise fields.error(f"{keys.head_dim} is {head_dim}{origin}; RoPE turns pairs of dimensions, so it must be even")
 
 
 def derived_head_dim(fields: RawFields, hidden_size: int, heads: int) -> int:

@@ -12,7 +12,14 @@ import struct
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from blockexport.models.config.config_fields import MAX_LAYERS, RawFields, check_heads, derived_head_dim, shown
+from blockexport.models.config.config_fields import (
+    MAX_LAYERS,
+    HeadKeys,
+    RawFields,
+    check_heads,
+    derived_head_dim,
+    shown,
+)
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -74,7 +81,9 @@ def config_from_gguf(
     heads = _same_in_all_layers(raw, f"{arch}.attention.head_count")
     key_value_heads = _same_in_all_layers(raw, f"{arch}.attention.head_count_kv", heads)
     head_dim = _head_dim(raw, arch, hidden_size, heads)
-    check_heads(raw, heads, key_value_heads, head_dim)
+    attention = f"{arch}.attention"
+    keys = HeadKeys(f"{attention}.head_count", f"{attention}.head_count_kv", f"{attention}.key_length")
+    check_heads(raw, keys, heads, key_value_heads, head_dim)
     _refuse_a_window(raw, arch)
     config = ModelConfig(
         model_type=arch,
@@ -178,7 +187,10 @@ def _rope_scaling(
     if raw.has(old) and _decimal(raw.number(old)) != factor:
         raise raw.error(f"{prefix}.factor is {factor} and {old} is {raw.number(old)}; keep the one that is right")
     if kind == "none" and factor != 1.0:
-        raise raw.error(f"{prefix}.factor is {factor} and {prefix}.type is 'none'; set the type to linear")
+        stated = raw.told(f"{prefix}.factor" if raw.has(f"{prefix}.factor") else old, factor)
+        raise raw.error(
+            f"{stated} and {raw.told(f'{prefix}.type', kind)}; set the type to linear, or remove the factor"
+        )
     if freq_factors is None:
         return RopeScaling("linear", factor=factor) if kind == "linear" else None
     if arch != "llama":

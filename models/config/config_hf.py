@@ -6,13 +6,19 @@ harmless in `config_hf_keys.py`, or refused by name: one that is skipped in sile
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockexport.models.config.config_fields import MAX_LAYERS, RawFields, check_heads, derived_head_dim, shown
+from blockexport.models.config.config_fields import (
+    MAX_LAYERS,
+    HeadKeys,
+    RawFields,
+    check_heads,
+    derived_head_dim,
+    shown,
+)
 from blockexport.models.config.config_hf_keys import HARMLESS, NEUTRAL
 from blockexport.models.config.config_rope import rope_from_hf
 from blockexport.models.config.config_windows import windows_from_hf
@@ -21,6 +27,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_json_object
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim")
 SILU_NAMES = ("silu", "swish")  # transformers' ACT2FN has the one function under both names
 
 
@@ -79,7 +86,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     heads = fields.integer("num_attention_heads")
     key_value_heads = fields.optional_integer("num_key_value_heads", family.num_key_value_heads) or heads
     head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
-    check_heads(fields, heads, key_value_heads, head_dim)
+    check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
     rope_theta, rope_scaling = rope_from_hf(fields, max_position_embeddings)
     window, layer_types = windows_from_hf(fields, model_type, layers)
@@ -162,10 +169,30 @@ def _refuse_the_rest(fields: RawFields) -> None:
     unknown = [key for key in fields.unused() if key not in HARMLESS]
     if not unknown:
         return
-    close = difflib.get_close_matches(unknown[0], fields.used | set(HARMLESS), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    named = ", ".join(f"{key} = {shown(fields.get(key))}" for key in unknown)
+    known = fields.used | set(HARMLESS)
+    named = ", ".join(f"{key} = {shown(fields.data[key])}{_meant(key, known)}" for key in unknown)
     raise fields.error(
-        f"unknown: {named}{hint}. A key that is not understood may change what the model computes, so none is "
+        f"unknown: {named}. A key that is not understood may change what the model computes, so none is "
         "skipped; if it has no effect on inference, remove it from a copy of the file"
     )
+
+
+def _meant(key: str, known: Iterable[str]) -> str:
+    """A hint at the known key of which this is a misspelling: one word of it with a letter too many, too few, or wrong,
+    or two letters swapped. Names that are merely alike (num_experts, num_beams) mean other things."""
+    close = next((other for other in sorted(known) if _is_misspelt(key.split("_"), other.split("_"))), None)
+    return f" (did you mean {close!r}?)" if close else ""
+
+
+def _is_misspelt(words: list[str], others: list[str]) -> bool:
+    if len(words) != len(others):
+        return False
+    unlike = [pair for pair in zip(words, others, strict=True) if pair[0] != pair[1]]
+    return len(unlike) == 1 and max(map(len, unlike[0])) >= 3 and _one_slip(*unlike[0])
+
+
+def _one_slip(word: str, other: str) -> bool:
+    start = next((i for i, (a, b) in enumerate(zip(word, other, strict=False)) if a != b), min(len(word), len(other)))
+    left, right = word[start:], other[start:]
+    swapped = left[:2] == right[:2][::-1] and left[2:] == right[2:]
+    return swapped or left[1:] == right or left == right[1:] or (len(word) > 4 and left[1:] == right[1:])

@@ -41,6 +41,7 @@ def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float
             f"rope_parameters {shown(fields.get('rope_parameters'))} and rope_scaling "
             f"{shown(fields.get('rope_scaling'))} disagree; keep the one that is right"
         )
+    fields.used.add("rope_theta")
     thetas = [(f"{key}.rope_theta", rope.theta) for key, rope in found if rope.theta is not None]
     if fields.has("rope_theta"):
         thetas.append(("rope_theta", fields.number("rope_theta")))
@@ -74,9 +75,11 @@ def _parse(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | N
         inner.get(f"{key}.original_max_position_embeddings")  # linear scaling treats every position alike
     elif rope_type == "llama3":
         scaling = _llama3(inner, key, outer, max_position)
+    stated = inner.has(f"{key}.rope_type") or inner.has(f"{key}.type")
     if unused := inner.unused():
         raise fields.error(
-            f"{', '.join(unused)} means nothing to RoPE of type {rope_type!r}; remove it, or correct the type"
+            f"{', '.join(unused)} means nothing to RoPE of type {rope_type!r}"
+            f"{'' if stated else ', which an object without a rope_type has'}; remove it, or correct the type"
         )
     return Rope(theta, scaling)
 

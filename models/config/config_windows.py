@@ -54,11 +54,11 @@ def _llama(fields: RawFields, types: tuple[LayerType, ...] | None) -> Windows:
 def _mistral(fields: RawFields, types: tuple[LayerType, ...] | None, layers: int) -> Windows:
     window = fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     expected: LayerType = "full_attention" if window is None else "sliding_attention"
-    fields.only("use_sliding_window", (window is not None,), f"sliding_window is {shown(window)}")
+    fields.only("use_sliding_window", (window is not None,), fields.told("sliding_window", window))
     if types is not None and types != (expected,) * layers:
         raise fields.error(
-            f"layer_types is {shown(types)} and sliding_window is {shown(window)}, with which every mistral layer is "
-            f"{expected}; correct one of them"
+            f"layer_types is {shown(types)} and {fields.told('sliding_window', window)}, with which every mistral "
+            f"layer is {expected}; correct one of them"
         )
     if window is None:
         fields.get("max_window_layers")
@@ -81,7 +81,7 @@ def _qwen(fields: RawFields, types: tuple[LayerType, ...] | None, layers: int) -
         return ALL_FULL
     if not enabled:
         raise fields.error(
-            f"layer_types has sliding_attention and use_sliding_window is {shown(fields.get('use_sliding_window'))}; "
-            "set use_sliding_window to true, or make the layers full_attention"
+            f"layer_types has sliding_attention and {fields.told('use_sliding_window', False)}; set "
+            " use_sliding_window to true, or make the layers full_attention"
         )
     return window, resolved

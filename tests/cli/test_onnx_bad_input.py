@@ -186,3 +186,14 @@ def test_an_output_in_the_way(model: Path, tmp_path: Path, capsys: pytest.Captur
     assert main([*command, "--force"]) == 0
     assert {path.name: path.read_bytes() for path in target.iterdir()} == first, "the same input gives the same bytes"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", model.name]
+
+
+@pytest.mark.parametrize("path", ["y" * 250, "y" * 300, "ü" * 120, "y" * 300 + "/bundle", "a/b/" + "y" * 251])
+def test_a_name_too_long_is_refused_before_the_work(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is unfinished has a longer name, which the user never gave and is never shown."""
+    assert main(["onnx", "tiny", "-o", str(tmp_path / path)]) == 2
+    message = capsys.readouterr().err
+    assert ("bytes" in message or "File name too long" in message) and ".partial" not in message
+    assert not list(tmp_path.iterdir())

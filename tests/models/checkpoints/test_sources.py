@@ -82,6 +82,30 @@ def test_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
     refused(str(folder), "give the file", "model.Q8_0.gguf")
 
 
+def test_a_folder_named_like_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "d.gguf").mkdir()
+    refused("d.gguf", "d.gguf is a folder, not a GGUF file, and is empty")
+    (tmp_path / "d.gguf" / "x.gguf").mkdir()
+    refused("d.gguf", "is a folder, not a GGUF file, and has no config.json, only x.gguf")
+
+
+def test_an_adapter_is_not_called_a_broken_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    refused(str(tmp_path), "LoRA adapter", "merge_and_unload")
+
+
+def test_a_config_that_is_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(tmp_path / "blobs" / "0123")
+    refused(str(tmp_path), "config.json", "link to", "0123")
+
+
+def test_one_of_several_ggufs(tmp_path: Path) -> None:
+    for name in ("a.Q4_K.gguf", "b.Q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    refused(str(tmp_path), "give the file", "a.Q4_K.gguf, one of 2")
+
+
 def test_a_part_of_a_checkpoint(tmp_path: Path) -> None:
     config = small_config()
     folder = write_folder(tmp_path / "model", config, small_weights(config))

@@ -150,7 +150,7 @@ def test_values_that_say_nothing_are_accepted() -> None:
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (metadata("gemma2"), ["'gemma2'", "llama, qwen2, qwen3"]),
     (metadata(rope__scaling__type="yarn", rope__scaling__factor=4.0), ["'yarn'", "none, linear"]),
-    (metadata(rope__scaling__type="none", rope__scaling__factor=4.0), ["4.0", "'none'"]),
+    (metadata(rope__scaling__type="none", rope__scaling__factor=4.0), ["factor is 4.0", 'type is "none"; set']),
     (metadata(rope__scaling__type="linear", rope__scaling__factor=4.0, rope__scale_linear=2.0), ["4.0", "2.0"]),
     (metadata(expert_count=8), ["llama.expert_count", "8"]),
     (metadata(attention__causal=False), ["attention.causal", "false"]),
@@ -161,7 +161,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (metadata(attention__head_count_kv=[2, 1, 2]), ["differs between layers", "[2, 1, 2]"]),
     (metadata(attention__head_count_kv=4), ["6", "4"]),
     (metadata(embedding_length=50), ["50", "6"]),
-    (metadata(embedding_length=54), ["head_dim is 9"]),
+    (metadata(embedding_length=54), ["attention.key_length is 9 (hidden size / heads", "does not state it"]),
+    (metadata(rope__scaling__factor=4.0), ["factor is 4.0", 'type is "none" (the default, as the file does not']),
     (metadata(vocab_size=6), ["6", "5"]),
     (metadata(block_count=4_000_000_000), ["block_count", "10000"]),
     (metadata(context_length=None), ["llama.context_length"]),

@@ -41,6 +41,8 @@ LLAMA3 = {
 }
 MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
+ABSENT: Any = object()  # takes a key away
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5}),
@@ -63,7 +65,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 def old_form(model_type: str, changes: dict[str, Any]) -> dict[str, Any]:
     """As a file written by hand or by an older transformers: only what was set, rope_theta and rope_scaling."""
-    return {"model_type": model_type, **DIMENSIONS, **changes}
+    keys = {"model_type": model_type, **DIMENSIONS, **changes}
+    return {key: value for key, value in keys.items() if value is not ABSENT}
 
 
 def new_form(model_type: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -224,7 +227,16 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"logit_softcap": 30.0}, ["logit_softcap = 30.0", "inference"]),
     ("llama", {"hidden_atc": "silu"}, ["hidden_atc", "did you mean 'hidden_act'"]),
     ("llama", {"rope_scaling": {**LINEAR, "beta_fast": 32}}, ["rope_scaling.beta_fast", "linear"]),
-    ("llama", {"rope_scaling": {"factor": 2.0}}, ["rope_scaling.factor", "default"]),
+    ("llama", {"rope_scaling": {"factor": 2.0}}, ["rope_scaling.factor", "an object without a rope_type has"]),
+    # a default is not quoted as if the file stated it
+    ("qwen2", {"num_key_value_heads": ABSENT}, ["num_key_value_heads is 32 (the default, as the file does not"]),
+    ("mistral", {"num_key_value_heads": ABSENT}, ["attention_heads is 6 and", "value_heads is 8 (the default"]),
+    ("qwen3", {"num_key_value_heads": 4}, ["num_attention_heads is 6 and num_key_value_heads is 4:"]),
+    ("llama", {"hidden_size": 54}, ["head_dim is 9 (hidden size / heads, as the file does not state it)"]),
+    ("llama", {"head_dim": 7}, ["head_dim is 7;"]),
+    ("mistral", {"use_sliding_window": False}, ["sliding_window is 4096 (the default"]),
+    ("mistral", {"layer_types": MIXED}, ["sliding_window is 4096 (the default"]),
+    ("qwen2", {"layer_types": MIXED, "sliding_window": 5}, ["use_sliding_window is false (the default"]),
     # in conflict
     ("llama", {"num_key_value_heads": 4}, ["6", "4"]),
     ("llama", {"head_dim": 9}, ["9", "even"]),
@@ -280,6 +292,35 @@ def test_refuses_by_name(model_type: str, changes: dict[str, Any], said: list[st
     assert message.startswith("somewhere/config.json: ")
     for part in said:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("hidden_atc", "hidden_act"),
+        ("hiden_size", "hidden_size"),
+        ("rms_norm_esp", "rms_norm_eps"),
+        ("eos_token_ids", "eos_token_id"),
+        ("rope_thetta", "rope_theta"),
+        ("num_hidden_layer", "num_hidden_layers"),
+        ("tie_word_embedings", "tie_word_embeddings"),
+        ("num_experts", None),
+        ("logits_scaling", None),
+        ("moe_intermediate_size", None),
+        ("v_head_dim", None),
+        ("attention_multiplier", None),
+        ("layerdrop", None),
+        ("norm_eps", None),
+        ("qk_norm", None),
+        ("top_n", None),
+        ("mla_bias", None),
+    ],
+)
+def test_only_a_misspelling_is_called_one(key: str, meant: str | None) -> None:
+    with pytest.raises(UsageError, match=f"unknown: {key} = 1") as caught:
+        config_from_hf(old_form("llama", {key: 1}), "x")
+    assert ("did you mean" in str(caught.value)) is (meant is not None)
+    assert meant is None or f"did you mean {meant!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"])
