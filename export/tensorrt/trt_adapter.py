@@ -82,18 +82,11 @@ class Adapter:
         """True for TensorRT for RTX."""
         return self.name == TENSORRT_RTX
 
-    def rebuild_note(self, *, addresses_fixed: bool) -> str:
-        """What a second build from the same inputs gives."""
-        if self.is_rtx and addresses_fixed:
-            return (
-                "the same files and the same versions of the packages give the same bytes; beside other work on the "
-                "machine a large model's may differ in the order of a few entries"
-            )
+    @property
+    def rebuild_note(self) -> str:
+        """What a second build from the same files with the same versions gives."""
         if self.is_rtx:
-            return (
-                "the same kernels and weights; the order of some tables may differ, for this system does not let a "
-                "process switch the randomisation of its addresses off (personality)"
-            )
+            return "the same weights, layers, kernels and length; the order of some tables may differ"
         return "tactics are timed on the GPU and may differ from build to build: --timing-cache FILE pins them"
 
     def check_options(self, options: BuildOptions) -> None:

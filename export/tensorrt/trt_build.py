@@ -10,7 +10,6 @@ from typing import Any
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.lint.lint_graph import require_clean
 from blockexport.export.tensorrt.native_output import captured_stderr
-from blockexport.export.tensorrt.settled_memory import settle_memory
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
 from blockexport.export.tensorrt.trt_audit import Audit, audit
 from blockexport.export.tensorrt.trt_fusion import why_not_fused
@@ -33,12 +32,10 @@ class Built:
     Attributes:
         audit: what the network passed.
         timing_cache: the one after the build, if one was asked for.
-        addresses_fixed: True where objects lay at the addresses that they have in every build.
     """
 
     audit: Audit
     timing_cache: bytes | None
-    addresses_fixed: bool = False
 
 
 def build_engine(
@@ -69,7 +66,6 @@ def build_engine(
     adapter.check_precision(manifest.precision, targets)
     path = folder / ONNX_FILE
     require_clean(path)
-    settle_memory()
     progress("parsing", 0, 2)
     builder = adapter.builder()
     network, parser = parse(adapter, builder, path)

@@ -113,7 +113,7 @@ def engine_entry(
         weights_digest=manifest.weights_digest,
         options=options.to_json(),
         audit=built.audit.to_json(),
-        rebuild=adapter.rebuild_note(addresses_fixed=built.addresses_fixed),
+        rebuild=adapter.rebuild_note,
     )
 
 

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,23 +115,55 @@ def test_what_is_wrong_is_one_message_and_leaves_nothing(
     assert not (bundle / "engines").exists()
 
 
-def test_an_interrupt_ends_the_build_at_once(tmp_path: Path) -> None:
-    """Ctrl-C as a terminal sends it, to every process of the group; TensorRT swallows what lands in its callbacks."""
-    bundle = tmp_path / "bundle"
-    export(random_model(num_hidden_layers=20, layer_types=(), sliding_window=None, head_dim=64), bundle, Precision.FP16)
-    before = contents(bundle)
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose engine takes seconds to build."""
+    rtx()
+    folder = tmp_path_factory.mktemp("deep") / "bundle"
+    export(random_model(num_hidden_layers=20, layer_types=(), sliding_window=None, head_dim=64), folder, Precision.FP16)
+    return folder
+
+
+@contextmanager
+def building(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`blockexport trt` in the middle of its build."""
     command = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())", "trt"]
     with subprocess.Popen([*command, str(bundle), *ADA], stderr=subprocess.PIPE, start_new_session=True) as process:
         while not list(bundle.glob("engines/.*.partial")):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(2)  # into the build, of which seconds are left
+        yield process
+
+
+def test_an_interrupt_ends_the_build_at_once(deep: Path, tmp_path: Path) -> None:
+    """Ctrl-C as a terminal sends it, to every process of the group; TensorRT swallows what lands in its callbacks."""
+    bundle = Path(shutil.copytree(deep, tmp_path / "bundle"))
+    before = contents(bundle)
+    with building(bundle) as process:
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         assert process.communicate(timeout=60)[1] == b"interrupted\n"
         assert process.returncode == 130
         assert time.monotonic() - began < 2
     assert contents(bundle) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl and /proc are Linux's")
+def test_the_builder_ends_with_a_command_that_is_killed(deep: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(deep, tmp_path / "bundle"))
+    before = contents(bundle)
+    with building(bundle) as process:
+        (builder,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        process.wait(60)
+        time.sleep(0.5)
+        state = Path(f"/proc/{builder}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert len(contents(bundle)) == len(before) + 1, "half an engine"
+    assert main(["trt", str(bundle), *ADA, "--workspace", "1"]) == 2
+    assert contents(bundle) == before, "the next build removes it, though it fails itself"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_standard_tensorrt_without_its_libraries_cannot_be_used_here(

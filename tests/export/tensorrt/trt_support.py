@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper
+from safetensors import safe_open
 
 from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.export.tensorrt.native_output import captured_stderr
@@ -67,6 +71,32 @@ class Engine:
 
     engine: bytes
     audit: Audit
+
+
+def kernels(engine: bytes) -> list[bytes]:
+    """The source text of every kernel in an engine, in order: RTX compiles them when the engine is loaded."""
+    return re.findall(rb'extern "C" __global__[^\0]*', engine)
+
+
+def assert_alike(one: Engine, other: Engine, folder: Path) -> None:
+    """Two builds from the bundle in `folder` have equal weights, layers, kernels and length.
+
+    Their layers and the bytes of their weights by type are in the audit. The values are those that the engine holds as
+    the bundle's file does (a few matrices are stored merged), each at one place in both.
+    """
+    assert other.audit == one.audit
+    assert len(other.engine) == len(one.engine)
+    assert kernels(other.engine) == kernels(one.engine) != []
+    found = total = 0
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            raw = file.get_tensor(name).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            place = one.engine.find(raw)
+            assert place < 0 or other.engine.find(raw, place) == place, name
+            found, total = found + (len(raw) if place >= 0 else 0), total + len(raw)
+    assert found > total / 4
+    different = np.not_equal(np.frombuffer(one.engine, np.uint8), np.frombuffer(other.engine, np.uint8)).mean()
+    assert different < 0.05, "tables are the small part"
 
 
 def build(
