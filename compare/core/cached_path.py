@@ -40,6 +40,11 @@ class Case:
         """Whether the defect is there in a layer during a call."""
         return call.start >= self.first_position and (self.layers is None or layer in self.layers)
 
+    def touches(self, layer: int) -> bool:
+        """Whether a layer ever computes otherwise than it should."""
+        inside = self.defect.in_blocks or self.defect.weights_of(layer) != layer
+        return inside and (self.layers is None or layer in self.layers)
+
     @property
     def scope(self) -> str:
         """Where and when, for people; empty when everywhere and always."""
@@ -109,10 +114,17 @@ class CachedPath:
 
     @torch.no_grad()
     def run(
-        self, cases: Sequence[Case], positions: Sequence[int], progress: Progress = silent, *, nudge: int | None = None
+        self,
+        cases: Sequence[Case],
+        positions: Sequence[int],
+        progress: Progress = silent,
+        *,
+        nudge: int | None = None,
+        label: str = "explain: trying defects, layer",
     ) -> list[torch.Tensor]:
         """Outputs [len(positions), V] of each case in turn ([.., D] when headless).
 
+        Layers before the first that a case touches are run once for all such cases.
         With the seed `nudge` the embeddings are moved by a few units in their last place, so that anything near the
         edge of a rounding goes over it.
         """
@@ -124,13 +136,14 @@ class CachedPath:
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
         if nudge is not None:
             embedded = _nudged(embedded, nudge)
-        head_TD, tails = embedded[:begin], [embedded[begin:] for _ in cases]
+        head_TD, entering_TD = embedded[:begin], embedded[begin:]
+        tails = [entering_TD for _ in cases]
         for layer in range(layers):
-            progress("trying defects", layer, layers)
+            progress(label, layer, layers)
             block = make_block(self.checkpoint, layer, self.dtype)
             head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
-            tails = [self._tail(block, layer, case, x_TD, past) for case, x_TD in zip(cases, tails, strict=True)]
-        progress("trying defects", layers, layers)
+            tails = self._tails(block, layer, cases, tails, past)
+        progress(label, layers, layers)
         kept = torch.tensor(list(positions), dtype=torch.int64)
         weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
         streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
@@ -148,13 +161,29 @@ class CachedPath:
             x_TD, past = self._walk(block, block, self.calls, None, x_TD, self._empty())
             yield past
 
-    def run_clean(self, positions: Sequence[int]) -> torch.Tensor:
+    def run_clean(self, positions: Sequence[int], progress: Progress = silent) -> torch.Tensor:
         """Outputs [len(positions), V] with nothing wrong."""
-        return self.run([Case()], positions)[0]
+        label = f"explain: eager in {str(self.dtype).removeprefix('torch.')}, layer"
+        return self.run([Case()], positions, progress, label=label)[0]
 
     def _empty(self) -> Past:
         shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)
         return torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
+
+    def _tails(
+        self, block: LayerBlock, layer: int, cases: Sequence[Case], tails: Sequence[torch.Tensor], past: Past
+    ) -> list[torch.Tensor]:
+        """`_tail` of each case. What no defect has touched yet is one and the same tensor, and is run once."""
+        untouched: dict[int, torch.Tensor] = {}
+        after = []
+        for case, x_TD in zip(cases, tails, strict=True):
+            if case.touches(layer):
+                after.append(self._tail(block, layer, case, x_TD, past))
+                continue
+            if id(x_TD) not in untouched:
+                untouched[id(x_TD)] = self._tail(block, layer, Case(), x_TD, past)
+            after.append(untouched[id(x_TD)])
+        return after
 
     def _tail(self, block: LayerBlock, layer: int, case: Case, x_TD: torch.Tensor, past: Past) -> torch.Tensor:
         """A layer on the calls that the cases do not share."""

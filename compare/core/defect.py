@@ -96,5 +96,10 @@ class Defect:
         """Whether it changes a block, so that it can be confined to some layers or to late calls."""
         return self.block is not LayerBlock or self.edit is not no_edit
 
+    @property
+    def reorders(self) -> bool:
+        """Whether layers compute with other layers' weights."""
+        return self.weights_of is not own_layer
+
 
 NOTHING_WRONG = Defect("none", "nothing is wrong")

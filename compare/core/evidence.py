@@ -10,6 +10,7 @@ import torch
 from blockexport.compare.core.cached_path import CachedPath
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
 
@@ -25,6 +26,7 @@ class Evidence:
         max_sequence_length: M.
         repeated_PV: the outputs of a second, equal run; None when there was none.
         headless: see `Decoder`; so is `last_logits_only`.
+        progress: told of the layers of eager's runs.
     """
 
     ids_S: torch.Tensor
@@ -35,6 +37,7 @@ class Evidence:
     repeated_PV: torch.Tensor | None = None
     headless: bool = False
     last_logits_only: bool = False
+    progress: Progress = field(default=silent, repr=False, compare=False)
     _sound: dict[torch.dtype, torch.Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
@@ -49,7 +52,7 @@ class Evidence:
     def sound(self, checkpoint: Checkpoint, dtype: torch.dtype) -> torch.Tensor:
         """Outputs of the model with nothing wrong at `positions`, run once for each type."""
         if dtype not in self._sound:
-            self._sound[dtype] = self.path(checkpoint, dtype).run_clean(self.positions)
+            self._sound[dtype] = self.path(checkpoint, dtype).run_clean(self.positions, self.progress)
         return self._sound[dtype]
 
     def thinned(self, count: int) -> Evidence:
@@ -78,6 +81,7 @@ def gather(
     positions: Sequence[int],
     *,
     twice: bool = False,
+    progress: Progress = silent,
 ) -> Evidence:
     """Run an artifact's calls on one row and keep its outputs at some of the positions.
 
@@ -88,9 +92,10 @@ def gather(
         calls: the positions given in each call.
         positions: those to keep; what the artifact gives no outputs for is left out.
         twice: run everything again, to see whether the artifact repeats itself.
+        progress: told of the calls done, and later of eager's layers.
     """
-    first, kept = _run(decoder, checkpoint, ids_S, calls, positions)
-    again = _run(decoder, checkpoint, ids_S, calls, positions)[0] if twice else None
+    first, kept = _run(decoder, checkpoint, ids_S, calls, positions, progress)
+    again = _run(decoder, checkpoint, ids_S, calls, positions, progress)[0] if twice else None
     return Evidence(
         ids_S=ids_S,
         calls=calls,
@@ -100,20 +105,28 @@ def gather(
         repeated_PV=again,
         headless=decoder.headless,
         last_logits_only=decoder.last_logits_only,
+        progress=progress,
     )
 
 
 def _run(
-    decoder: Decoder, checkpoint: Checkpoint, ids_S: torch.Tensor, calls: Sequence[range], positions: Sequence[int]
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    ids_S: torch.Tensor,
+    calls: Sequence[range],
+    positions: Sequence[int],
+    progress: Progress,
 ) -> tuple[torch.Tensor, list[int]]:
     ids_1S = ids_S[None]
     inputs = checkpoint.read(EMBEDDING)[ids_1S].to(decoder.dtype) if decoder.headless else ids_1S
     wanted, kept, outputs = set(positions), [], []
     decoder.reset(1)
-    for call in calls:
+    for done, call in enumerate(calls):
+        progress("explain: the artifact, call", done, len(calls))
         outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
         for row, position in enumerate(list(call)[-len(outputs_SV) :]):
             if position in wanted:
                 kept.append(position)
                 outputs.append(outputs_SV[row].clone())
+    progress("explain: the artifact, call", len(calls), len(calls))
     return torch.stack(outputs), kept

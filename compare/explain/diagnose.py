@@ -9,7 +9,7 @@ several runs: one value over the edge of its rounding, in the artifact and not i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -21,12 +21,14 @@ from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
 from blockexport.compare.explain.defect_titles import title_of
 from blockexport.compare.explain.defects import DROPOUT, DROPOUT_CAUSE, catalogue
+from blockexport.compare.explain.screen import Specimen, plausible, screen
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.progress import Progress, silent
 
 NEAR = 0.1  # of the artifact's error: a defect that leaves more is no hint
 CANDIDATES = 6  # defects that get as far as float64
 NUDGES = 4  # further runs that show the noise of a defect that rounds
+SLIGHT = 4.0  # times the noise of one layer: a defect that moves it by less may be too small to see in the logits
 LOGITS = 1 << 27  # numbers of logits held at a time: a few positions of a large vocabulary, all of a small one
 
 
@@ -128,12 +130,18 @@ class Hints:
         mapping: whose weights each layer uses; None when it is not known.
         site: where the first difference is; None when it is not known.
         times: the factor between what is there and what should be; None where there is none.
+        call: the first position of the call that differs first; None when it is not known.
+        specimen: the first layer that differs; None when it is not known.
+        ends: no layer differs: what is wrong comes before the first or after the last.
     """
 
     layers: frozenset[int] | None = None
     mapping: tuple[int, ...] | None = None
     site: str | None = None
     times: float | None = None
+    call: int | None = None
+    specimen: Specimen | None = None
+    ends: bool = False
 
 
 def diagnose(
@@ -152,12 +160,21 @@ def diagnose(
 
 
 @dataclass
+class _Tried:
+    """What came of trying defects: those held against the artifact, and the names of those too small to see."""
+
+    judged: list[Finding]
+    small: set[str]
+
+
+@dataclass
 class _Trial:
     checkpoint: Checkpoint
     evidence: Evidence
     hints: Hints
     progress: Progress
-    cases: list[Case] = field(default_factory=list)
+    noise: float = 0.0  # eager's rms error
+    error: float = 0.0  # the artifact's
 
     def run(self) -> Diagnosis:
         width = self.evidence.outputs_PV.shape[-1]
@@ -169,24 +186,47 @@ class _Trial:
         defects = catalogue(
             self.checkpoint.config, position=late, mapping=hints.mapping, site=hints.site, times=hints.times
         )
-        self.cases = [case for defect in defects for case in self._scopes(defect, late)]
-        # Half precision is slow on a CPU, and who comes close can be told without it.
-        outputs = self._path(torch.float32).run(self.cases, self.evidence.positions, self.progress)
-        artifact, noise = self.evidence.outputs_PV, _rms(clean, exact)
-        error = _rms(artifact, exact)
-        left = [_left(case, artifact, out, exact) for case, out in zip(self.cases, outputs, strict=True)]
-        effects = [_rms(out, exact) for out in outputs]
-        small = {c.defect.name for c, effect in zip(self.cases, effects, strict=True) if effect <= noise}
-        order = sorted(range(len(self.cases)), key=lambda i: left[i])
-        close = [i for i in order if left[i] <= EXPLAINED.value][:CANDIDATES]
-        judged = self._judge([self.cases[i] for i in close], [effects[i] for i in close])
-        named = [f for f in judged if f.rms <= NAMED_FACTOR.value * f.floor]
+        self.noise, self.error = _rms(clean, exact), _rms(self.evidence.outputs_PV, exact)
+        tried = self._screened(defects, late, exact) if hints.specimen else self._all(defects, late, exact)
+        named = [f for f in tried.judged if f.rms <= NAMED_FACTOR.value * f.floor]
         named = self._dropout() + sorted(_broadest(named), key=lambda finding: finding.rms)
-        near = [finding for finding in judged if not named and finding.rms <= NEAR * error]
+        near = [finding for finding in tried.judged if not named and finding.rms <= NEAR * self.error]
         nearest = min(near, key=lambda finding: finding.rms, default=None)
-        return Diagnosis(
-            tuple(named), tuple(sorted(small)), nearest, len(defects) + 1, error, tuple(self.evidence.positions)
-        )
+        small, positions = tuple(sorted(tried.small)), tuple(self.evidence.positions)
+        return Diagnosis(tuple(named), small, nearest, len(defects) + 1, self.error, positions)
+
+    def _all(self, defects: Sequence[Defect], late: int | None, exact: torch.Tensor) -> _Tried:
+        """Every defect in the whole model."""
+        if self.hints.ends:
+            defects = [defect for defect in defects if not defect.in_blocks and not defect.reorders]
+        cases = [case for defect in defects for case in self._scopes(defect, late)]
+        outputs = self._quickly(cases)
+        left = [_left(case, self.evidence.outputs_PV, out, exact) for case, out in zip(cases, outputs, strict=True)]
+        order = sorted(range(len(cases)), key=lambda i: left[i])
+        close = [i for i in order if left[i] <= EXPLAINED.value][:CANDIDATES]
+        return _Tried(self._judge([cases[i] for i in close], exact), self._small(cases, outputs, exact))
+
+    def _screened(self, defects: Sequence[Defect], late: int | None, exact: torch.Tensor) -> _Tried:
+        """In the whole model only what would make the first wrong layer what it is, up to the first that is named."""
+        assert self.hints.specimen is not None
+        traces = screen(self.hints.specimen, self.checkpoint, self.evidence, defects, self.progress)
+        slight = [case for t in traces if t.effect <= SLIGHT for case in self._scopes(t.defect, late)]
+        tried = _Tried([], self._small(slight, self._quickly(slight), exact))
+        for group in plausible(traces, EXPLAINED.value, CANDIDATES):
+            tried.judged += self._judge([case for defect in group for case in self._scopes(defect, late)], exact)
+            if any(finding.rms <= NAMED_FACTOR.value * finding.floor for finding in tried.judged):
+                break
+        return tried
+
+    def _quickly(self, cases: Sequence[Case]) -> list[torch.Tensor]:
+        """Outputs in float32: half precision is slow on a CPU, and who comes close can be told without it."""
+        if not cases:
+            return []
+        return self._path(torch.float32).run(cases, self.evidence.positions, self.progress)
+
+    def _small(self, cases: Sequence[Case], outputs: Sequence[torch.Tensor], exact: torch.Tensor) -> set[str]:
+        """Defects that move the logits by no more than the noise."""
+        return {c.defect.name for c, out in zip(cases, outputs, strict=True) if _rms(out, exact) <= self.noise}
 
     def _path(self, dtype: torch.dtype) -> CachedPath:
         return self.evidence.path(self.checkpoint, dtype)
@@ -198,6 +238,8 @@ class _Trial:
 
     def _first_late_position(self, exact: torch.Tensor, clean: torch.Tensor) -> int | None:
         """Where the first call starts that goes wrong, when that is not the very first call."""
+        if self.hints.call is not None:
+            return self.hints.call if self.hints.call > self.evidence.calls[0].start else None
         positions = self.evidence.positions
         floor = floor_of([measure(clean, exact, positions)], self.evidence.dtype)
         errors = measure(self.evidence.outputs_PV, exact, positions)
@@ -216,11 +258,19 @@ class _Trial:
             cases.append(Case(defect, self.hints.layers, first))
         return cases
 
-    def _judge(self, cases: Sequence[Case], effects: Sequence[float]) -> list[Finding]:
+    def _judge(self, cases: Sequence[Case], exact: torch.Tensor) -> list[Finding]:
         """Hold the artifact against each candidate in float64, and the candidate's own noise beside it."""
         if not cases:
             return []
-        exact = self._path(torch.float64).run(cases, self.evidence.positions, self.progress)
+        wides = self._path(torch.float64).run(cases, self.evidence.positions, self.progress)
+        kept = [
+            (case, wide)
+            for case, wide in zip(cases, wides, strict=True)
+            if _left(case, self.evidence.outputs_PV, wide, exact) <= EXPLAINED.value
+        ]
+        if not kept:
+            return []
+        cases, wides = [case for case, _ in kept], [wide for _, wide in kept]
         outputs = self._path(self.evidence.dtype).run(cases, self.evidence.positions, self.progress)
         return [
             Finding(
@@ -229,9 +279,9 @@ class _Trial:
                 scope=case.scope,
                 rms=_rms(self.evidence.outputs_PV, wide),
                 floor=self._noise(case, output, wide),
-                effect=effect,
+                effect=_rms(wide, exact),
             )
-            for case, output, wide, effect in zip(cases, outputs, exact, effects, strict=True)
+            for case, output, wide in zip(cases, outputs, wides, strict=True)
         ]
 
     def _noise(self, case: Case, output: torch.Tensor, wide: torch.Tensor) -> float:

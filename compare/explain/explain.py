@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,12 +13,14 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, gather
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of, judge_errors
+from blockexport.compare.core.position_plan import CHUNK
 from blockexport.compare.core.tolerances import MAX_FACTOR
 from blockexport.compare.explain.diagnose import Diagnosis, Hints, diagnose
 from blockexport.compare.explain.failing_calls import ALONG, FILE, no_walk, walk_of
-from blockexport.compare.explain.locate import FIRST_CALLS, Search, locate
+from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, locate
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -95,6 +98,8 @@ def explain(
     failed = [result for result in results if result.verdict is Verdict.FAIL]
     if not failed and not always:
         return None
+    context = copy(context)
+    context.checkpoint = KeptTensors(context.checkpoint)  # every pass of eager reads all of it again
     looker = _Looker(context, graph, note, tuple(result.message for result in failed if result.name in FILE))
     try:
         if any(result.name in ALONG for result in failed):
@@ -122,9 +127,7 @@ class _Looker:
         found = None if search is None else search.location
         if slot is not None and found is not None and found.call != slot.start:
             slot = None  # what is in the slot now was written by another call, the one that was found
-        hints = Hints()
-        if search is not None and found is not None:
-            hints = Hints(search.confined, search.mapping, found.site, found.times)
+        hints = Hints() if search is None or found is None else _hints(search, found)
         finite = evidence.at(evidence.outputs_PV.isfinite().all(-1).nonzero()[:, 0].tolist())
         lost = len(finite.positions) < len(evidence.positions)
         diagnosis, remarks = None, (_LOST,) if lost else ()
@@ -179,17 +182,45 @@ class _Looker:
         return Explanation(None, None, file=self.file, remarks=tuple(remarks))
 
     def sound(self) -> Explanation:
-        """A look into calls of an artifact that passes: the prompt, the step behind it, one half way, the last."""
-        calls = self.context.plan.calls(to_last_slot=self.context.to_last_slot)
+        """A look into calls of an artifact that passes: the prompt, the step after it, one half way, the last."""
+        context = self.context
+        calls, looked = _sound_calls(context.plan.prefill, len(context.ids_S))
         evidence = gather(
-            self.context.decoder, self.context.checkpoint, self.context.ids_S, calls, self.context.judged_positions
+            context.decoder,
+            context.checkpoint,
+            context.ids_S,
+            calls,
+            context.judged_positions,
+            progress=context.progress,
         )
-        kept = sorted({0, min(1, len(calls) - 1), len(calls) // 2, len(calls) - 1})
-        search, note = self.search(evidence, looked=[calls[i] for i in kept])
+        search, note = self.search(evidence, looked=looked)
         return Explanation(search, None, note)
 
     def _gather(self, ids_S: torch.Tensor, calls: Sequence[range], positions: Sequence[int]) -> Evidence:
-        return gather(self.context.decoder, self.context.checkpoint, ids_S, calls, positions, twice=True)
+        context = self.context
+        return gather(
+            context.decoder, context.checkpoint, ids_S, calls, positions, twice=True, progress=context.progress
+        )
+
+
+def _sound_calls(prefill: int, length: int) -> tuple[list[range], list[range]]:
+    """The prompt, the step after it, one half way and the last, with chunks in between; and the four alone."""
+    steps = [step for step in sorted({prefill, (prefill + length) // 2, length - 1}) if prefill <= step < length]
+    calls = [range(prefill)]
+    for step in steps:
+        start = calls[-1].stop
+        calls += [range(p, min(p + CHUNK, step)) for p in range(start, step, CHUNK)]
+        calls.append(range(step, step + 1))
+    return calls, [calls[0], *(range(step, step + 1) for step in steps)]
+
+
+def _hints(search: Search, found: Location) -> Hints:
+    """What the place tells of the cause; only where the replay is the artifact is anything excluded by it."""
+    hints = Hints(search.confined, search.mapping, found.site, found.times)
+    if not search.reproduced:
+        return hints
+    ends = found.layer is None and not found.layers
+    return replace(hints, call=found.call, specimen=search.specimen, ends=ends)
 
 
 def _judged(evidence: Evidence, checkpoint: Checkpoint) -> tuple[Errors, Floor]:
@@ -230,4 +261,6 @@ def _evidence(context: CheckContext) -> Evidence:
     if index == 0 and length + CALLS_AFTER < len(calls[0]):
         kept = [range(length), *(range(p, p + 1) for p in range(length, length + CALLS_AFTER))]
     wanted = sorted({p for p in (*context.judged_positions, *stray) if p < kept[-1].stop})
-    return gather(context.decoder, context.checkpoint, context.ids_S, kept, wanted, twice=True)
+    return gather(
+        context.decoder, context.checkpoint, context.ids_S, kept, wanted, twice=True, progress=context.progress
+    )

@@ -18,10 +18,15 @@ from blockexport.compare.core.cached_path import make_block
 from blockexport.compare.core.defect import output_tensor
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
+from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.progress import Progress, silent
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
+
+LEAVING = ("mlp_residual", "cache_key", "cache_value")
+"""The sites of what a layer leaves behind."""
 
 Past = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,6 +61,8 @@ class Inside:
 
     Attributes:
         uses: for a layer whose projections are another layer's, which one.
+        specimen: of the first layer that was wrong by itself in the last call where one was; None where what leaves it
+            cannot be seen.
 
     Args:
         decoder: the replay.
@@ -68,14 +75,17 @@ class Inside:
         self.decoder, self.sites, self.checkpoint, self.evidence = decoder, sites, checkpoint, evidence
         self.config = checkpoint.config
         self.uses: dict[int, int] = {}
+        self.specimen: Specimen | None = None
         self._steps = evidence.path(checkpoint, torch.float64)
         self._wanted: dict[str, list[int]] = {}
         for layer, found in enumerate(sites.layers):
             for name in {*found.values(), sites.streams[layer]} - {None}:
                 self._wanted.setdefault(str(name), []).append(layer)
 
-    def look(self, call: range, inputs_1S: torch.Tensor) -> list[SiteError]:
-        """Run a call; every value's error, in the order of the forward pass."""
+    def look(
+        self, call: range, inputs_1S: torch.Tensor, progress: Progress = silent
+    ) -> tuple[torch.Tensor, list[SiteError]]:
+        """Run a call: its outputs [S, V], and every value's error in the order of the forward pass."""
         pasts = [self.decoder.cache(layer) for layer in range(self.config.num_hidden_layers)]
         gathered: list[dict[str, torch.Tensor]] = [{} for _ in pasts]
         due = [sum(layer in users for users in self._wanted.values()) for layer in range(len(pasts))]
@@ -89,6 +99,7 @@ class Inside:
                 gathered[layer][name] = value
                 if len(gathered[layer]) == due[layer]:
                     rows[layer] = self._layer(call, layer, gathered[layer], pasts[layer])
+                    progress("explain: layer", layer + 1, len(pasts))
                     gathered[layer] = {}
 
         chunk = inputs_1S[:, call.start : call.stop]
@@ -99,7 +110,7 @@ class Inside:
             outputs_SV = self.decoder.prefill(chunk)[0]
         finally:
             self.decoder.observer = None
-        return [
+        return outputs_SV, [
             *self._entry(call, ends),
             *(row for found in rows for row in found),
             *self._exit(call, ends, outputs_SV),
@@ -117,9 +128,25 @@ class Inside:
             if site not in self.sites.hidden[layer]
         ]
         first = next((row.site for row in rows if row.outside), None)
+        if first is not None:
+            self._keep(call, layer, entering_TD, past, values)
         if first in ("input_layernorm", "q_proj") and "q_proj" in names:
             self._whose(layer, entering_TD, values[names["q_proj"]])
         return rows
+
+    def _keep(
+        self, call: range, layer: int, entering_TD: torch.Tensor, past: Past, values: Mapping[str, torch.Tensor]
+    ) -> None:
+        """What went into a wrong layer and came out, unless an earlier layer of the call is wrong as well."""
+        kept, names = self.specimen, self.sites.layers[layer]
+        if kept is not None and kept.call == call and kept.layer < layer:
+            return
+        self.specimen = None
+        if all(site in names for site in LEAVING):
+            stream, key, value = (values[names[site]] for site in LEAVING)
+            leaving = (stream.reshape(-1, self.config.hidden_size), key, value)
+            if all(cache.shape == before.shape for cache, before in zip(leaving[1:], past, strict=True)):
+                self.specimen = Specimen(layer, call, entering_TD, past, leaving)
 
     def _eager(
         self, call: range, layer: int, x_TD: torch.Tensor, past: Past, dtype: torch.dtype

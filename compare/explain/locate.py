@@ -7,7 +7,7 @@ the replay's outputs are held against those that the artifact gave on its own ba
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,6 +17,7 @@ from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED, RMS_FACTOR
 from blockexport.compare.explain.graph_values import Inside, SiteError
+from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
@@ -82,6 +83,8 @@ class Search:
         mapping: whose weights each layer computes with.
         looked: the calls looked into.
         calls: how many there were.
+        specimen: what went into the first layer that differs and what came out of it; None where that is not known, or
+            the replay is not the artifact.
     """
 
     location: Location | None
@@ -91,6 +94,7 @@ class Search:
     mapping: tuple[int, ...]
     looked: tuple[range, ...]
     calls: int
+    specimen: Specimen | None = None
 
     @property
     def within(self) -> str:
@@ -143,7 +147,7 @@ def locate(
             slot on, up to the first that differs inside; and all calls where none of those does, since there is
             something to find.
         wrong_slot: the first slot of the cache known to be wrong after these calls.
-        progress: told of the calls done.
+        progress: told of the calls done, and of the layers looked into.
     """
     slots, last = evidence.max_sequence_length, evidence.last_logits_only
     decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
@@ -151,21 +155,38 @@ def locate(
     inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
     exact_PV, eager_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
     floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
-    distance, error = _distance(decoder, evidence, inputs), measure(evidence.outputs_PV, exact_PV, evidence.positions)
-    reproduced = distance <= max(RMS_FACTOR.value * floor.rms, REPLAYED.value * error.rms)
+    error = measure(evidence.outputs_PV, exact_PV, evidence.positions)
     inside = Inside(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers), checkpoint, evidence)
     suspects = _suspects(evidence, exact_PV, floor, wrong_slot) if looked is None else list(looked)
-    location, rows = _look(inside, evidence, inputs, suspects, progress, to_the_end=looked is not None)
-    if location is None and looked is None and reproduced:
-        suspects = list(evidence.calls)
-        location, rows = _look(inside, evidence, inputs, suspects, progress)
+    walk = _walk(inside, evidence, inputs, suspects, progress, to_the_end=looked is not None)
+    distance = _distance(walk.replayed_PV, evidence)
+    reproduced = distance <= max(RMS_FACTOR.value * floor.rms, REPLAYED.value * error.rms)
+    if walk.location is None and looked is None and reproduced and len(suspects) < len(evidence.calls):
+        walk = _walk(inside, evidence, inputs, evidence.calls, progress)
     mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))
-    seen = {row.call for row in rows}
-    calls = tuple(call for call in evidence.calls if call in seen)
-    return Search(location, reproduced, distance / floor.rms, tuple(rows), mapping, calls, len(evidence.calls))
+    seen = {row.call for row in walk.rows}
+    return Search(
+        location=walk.location,
+        reproduced=reproduced,
+        ratio=distance / floor.rms,
+        rows=tuple(walk.rows),
+        mapping=mapping,
+        looked=tuple(call for call in evidence.calls if call in seen),
+        calls=len(evidence.calls),
+        specimen=_specimen_at(walk.location, inside) if reproduced else None,
+    )
 
 
-def _look(
+@dataclass
+class _Walk:
+    """What came of running the calls, and of looking into some of them."""
+
+    replayed_PV: torch.Tensor
+    location: Location | None = None
+    rows: list[SiteError] = field(default_factory=list)
+
+
+def _walk(
     inside: Inside,
     evidence: Evidence,
     inputs: torch.Tensor,
@@ -173,39 +194,39 @@ def _look(
     progress: Progress,
     *,
     to_the_end: bool = False,
-) -> tuple[Location | None, list[SiteError]]:
-    """Run the calls and look into some of them, all or up to the first that differs."""
-    decoder = inside.decoder
-    decoder.reset(1)
-    rows: list[SiteError] = []
-    location: Location | None = None
-    for i, call in enumerate(evidence.calls):
-        progress("locating", i, len(evidence.calls))
-        if call not in suspects:
-            decoder.prefill(inputs[:, call.start : call.stop])
-            continue
-        found = inside.look(call, inputs)
-        rows += found
-        location = location or _first(found)
-        if call == suspects[-1] or (location is not None and not to_the_end):
-            break
-    progress("locating", len(evidence.calls), len(evidence.calls))
-    return location, rows
-
-
-def _distance(decoder: ReplayDecoder, evidence: Evidence, inputs: torch.Tensor) -> float:
-    """Root mean square distance of the replay's outputs from the artifact's."""
+) -> _Walk:
+    """Run the calls and look into the suspects, all or up to the first that differs."""
     where = {p: i for i, p in enumerate(evidence.positions)}
-    replayed_PV = torch.full_like(evidence.outputs_PV, torch.nan)
-    decoder.reset(1)
-    for call in evidence.calls:
-        outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
+    walk = _Walk(torch.full_like(evidence.outputs_PV, torch.nan))
+    inside.decoder.reset(1)
+    for done, call in enumerate(evidence.calls):
+        progress("explain: replaying, call", done, len(evidence.calls))
+        if call in suspects and (walk.location is None or to_the_end):
+            outputs_SV, found = inside.look(call, inputs, progress)
+            walk.rows += found
+            walk.location = walk.location or _first(found)
+        else:
+            outputs_SV = inside.decoder.prefill(inputs[:, call.start : call.stop])[0]
         for row, position in enumerate(list(call)[-len(outputs_SV) :]):
             if position in where:
-                replayed_PV[where[position]] = outputs_SV[row]
+                walk.replayed_PV[where[position]] = outputs_SV[row]
+    progress("explain: replaying, call", len(evidence.calls), len(evidence.calls))
+    return walk
+
+
+def _distance(replayed_PV: torch.Tensor, evidence: Evidence) -> float:
+    """Root mean square distance of the replay's outputs from the artifact's."""
     lost = ~replayed_PV.isfinite() & ~evidence.outputs_PV.isfinite()
     difference = (replayed_PV.double() - evidence.outputs_PV.double()).masked_fill(lost, 0.0)
     return float(difference.square().mean().sqrt())
+
+
+def _specimen_at(location: Location | None, inside: Inside) -> Specimen | None:
+    """The layer that differs first, where it is known what went in and what came out."""
+    found = inside.specimen
+    if location is None or found is None or not found.finite:
+        return None
+    return found if (found.layer, found.call.start) == (location.layer, location.call) else None
 
 
 def _suspects(evidence: Evidence, exact_PV: torch.Tensor, floor: Floor, wrong_slot: int | None) -> list[range]:

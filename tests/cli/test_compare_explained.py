@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from blockexport.cli.main import main
+from blockexport.compare.core.cached_path import CachedPath, Case
+from blockexport.compare.core.defect import NOTHING_WRONG
 from blockexport.compare.report.report_rows import full_sentence
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.config.model_config import ModelConfig
@@ -141,6 +144,37 @@ def test_a_failure_of_the_file_alone_is_its_own_cause(
     assert report["explanation"]["sentences"] == [f"likely cause: {failed[0]['message']}"]
 
 
+def one_wrong_weight(bench: Bench) -> None:
+    value = bench.value("model.layers.1.mlp.down_proj.weight")
+    assert value.const_value is not None
+    weights = value.const_value.numpy().copy()
+    weights[3, 5] += 1.0
+    wrong = bench.constant(weights, "float32")
+    for node in bench.named("mlp.down_proj.linear"):
+        node.replace_input_with(1, wrong)
+
+
+def test_defects_are_tried_on_the_layer_that_differs(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that layer excludes, nearly all of the catalogue, is not run through the model."""
+    tried: list[Case] = []
+    run = CachedPath.run
+
+    def counted(self: CachedPath, cases: Sequence[Case], *rest: Any, **options: Any) -> list[torch.Tensor]:
+        tried.extend(case for case in cases if case.defect is not NOTHING_WRONG)
+        return run(self, cases, *rest, **options)
+
+    monkeypatch.setattr(CachedPath, "run", counted)
+    assert compare(spoil(sound, CONFIG, "weight", one_wrong_weight), "--check", "prefill", "--report", tmp_path) == 1
+    found = json.loads((tmp_path / "report.json").read_text())["explanation"]
+    assert (found["located"]["layer"], found["located"]["site"]) == (1, "down_proj")
+    assert found["causes"] == [] and found["tried"] > 40
+    # Those that do next to nothing to that layer in that call are run, to be told from what is excluded.
+    decode_only = {"position_ahead", "position_behind", "slot_early"}
+    assert {name for case in tried if not (name := case.defect.name).startswith("eps_")} <= decode_only
+
+
 def test_locate_on_a_file_that_passes(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(sound, "--locate", "--report", tmp_path) == 0
     assert "Every value inside the graph stays within the floor in the calls looked into" in capsys.readouterr().out
@@ -148,12 +182,12 @@ def test_locate_on_a_file_that_passes(sound: Path, tmp_path: Path, capsys: pytes
     assert explanation["located"] is None and explanation["reproduced"] and explanation["tried"] == 0
     values = explanation["values"]
     # The prompt, the step behind it, one on the way, and the last slot; every layer in each.
-    assert sorted(set(values["call"])) == [0, 16, 23, 31] and not any(values["outside"])
+    assert sorted(set(values["call"])) == [0, 16, 24, 31] and not any(values["outside"])
     assert set(values["layer"]) == {None, 0, 1, 2} and max(values["error"]) > 0
     page = (tmp_path / "report.html").read_text()
     assert "Error over layers" in page and "First difference" in page and "Likely cause" not in page
-    within = "Every value inside the graph stays within the floor in the calls looked into, 4 of 17 "
-    within += "(positions 0 to 15, 16, 23, 31)."
+    within = "Every value inside the graph stays within the floor in the calls looked into, 4 of 6 "
+    within += "(positions 0 to 15, 16, 24, 31)."
     assert within in (tmp_path / "report.md").read_text() and within in page
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from blockexport.compare.core.cached_path import CachedPath, Case, defective, make_block
-from blockexport.compare.core.defect import NOTHING_WRONG, Defect
+from blockexport.compare.core.defect import NOTHING_WRONG, Defect, LayerBlock
 from blockexport.compare.explain.defects import catalogue
 from blockexport.compare.explain.defects_block import order_defects
 from blockexport.models.checkpoints.load_weights import load_model
@@ -99,6 +100,22 @@ def test_calls_before_the_defect_are_run_once_to_the_same_effect() -> None:
     shared = path().run([Case(defect, None, 9)], SEEN)[0]
     unshared = path().run([Case(defect, None, 9), Case(defect)], SEEN)[0]
     assert torch.equal(shared, unshared)
+
+
+def test_layers_before_the_first_defect_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    defect = next(d for d in catalogue(EVERYTHING) if d.name == "gelu")
+    cases = [Case(), *(Case(defect, frozenset([2])) for _ in range(5))]
+    ran: list[int] = []
+    tail = CachedPath._tail
+
+    def counted(self: CachedPath, block: LayerBlock, layer: int, *rest: Any) -> torch.Tensor:
+        ran.append(layer)
+        return tail(self, block, layer, *rest)
+
+    monkeypatch.setattr(CachedPath, "_tail", counted)
+    together = path().run(cases, SEEN)
+    assert [ran.count(layer) for layer in range(3)] == [1, 1, 6]
+    assert torch.equal(together[1], path().run(cases[1:2], SEEN)[0])
 
 
 def test_orders_use_other_layers_weights() -> None:
