@@ -14,7 +14,7 @@ from blockexport.cli.judging import Threads, use_threads
 def selftest(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
     backend: Annotated[
-        str, typer.Option("--backend", metavar="onnxruntime|aoti|pt2|eager", help="What runs the model.")
+        str, typer.Option("--backend", metavar="onnxruntime|replay|aoti|pt2|eager", help="What runs the model.")
     ] = "onnxruntime",
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,

@@ -21,9 +21,12 @@ import onnxruntime as ort
 
 ort.disable_telemetry_events()
 
+_NO_KERNEL = "Could not find an implementation"
+_ALL_OPERATORS = (1, 25)  # the first version with a kernel for TensorScatter in float32
+
 # What ONNX Runtime says where it lacks something that the file needs, rather than the file being wrong.
 _LACKS = (
-    "Could not find an implementation",
+    _NO_KERNEL,
     "is not a registered function/op",
     "is under development",
     "Unsupported model IR version",
@@ -63,9 +66,18 @@ def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, re
         said = " ".join(str(error).split())
         if any(lack in said for lack in _LACKS):
             raise NotJudgedError(
-                f"ONNX Runtime {ort.__version__} cannot run {path}: {said}. Use a newer one (pip install --upgrade "
-                "onnxruntime), or another --backend"
+                f"ONNX Runtime {ort.__version__} cannot run {path}: {said}. {_remedy(said, ort.__version__)}"
             ) from error
         if "allocat" in said.lower():
             raise MemoryError(said) from error
         raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {said}. {remedy}") from error
+
+
+def _remedy(said: str, version: str) -> str:
+    """A kernel that is missing where the operators are known is missing for its type: bfloat16 on a CPU."""
+    if _NO_KERNEL in said and tuple(map(int, version.split(".")[:2])) >= _ALL_OPERATORS:
+        return (
+            "This version knows the operators of a bundle, and has no CPU kernel of this one for the graph's type. Use "
+            "--backend replay, which computes a bundle node by node in PyTorch, or a file in another precision"
+        )
+    return "Use a newer one (pip install --upgrade onnxruntime), or another --backend"
