@@ -9,6 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
+from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.export.bundle.rope_file import COS, SIN
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_bytes
@@ -41,6 +42,7 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
         raise UsageError(f"{path} is not a readable ONNX file ({error}). {REMEDY}") from error
     if not model.graph.node:  # protobuf reads many another file as a message of unknown fields
         raise UsageError(f"{path} is not a readable ONNX file (there is no graph in it). {REMEDY}")
+    check_bounds(model, path)
     _check_interface(path, "inputs", model.graph.input, manifest.inputs)
     _check_interface(path, "outputs", model.graph.output, manifest.outputs)
     for tensor in model.graph.initializer:

@@ -13,6 +13,7 @@ from google.protobuf.text_format import ParseError as TextError  # type: ignore[
 from onnx.parser import ParseError
 from onnx.serialization import registry
 
+from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
 
@@ -27,13 +28,14 @@ def read_graph(path: Path) -> onnx.ModelProto:
     The file is binary ONNX whatever its name; one of the textual formats is read where the name says so.
 
     Raises:
-        UsageError: there is no such file, it is no regular file, too large, or not ONNX.
+        UsageError: there is no such file, it is no regular file, too large, not ONNX, or beyond what can be followed.
     """
     content = _content(path)
     form = registry.get_format_from_file_extension(path.suffix)
     model = _textual(content, form) or _binary(path, content, form)
     if not model.graph.node:
         raise UsageError(f"{path} holds no graph. {_REMEDY}")
+    check_bounds(model, path)
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) > _WEIGHT:
             tensor.ClearField("raw_data")

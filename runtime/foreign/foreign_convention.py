@@ -15,6 +15,7 @@ Whatever does not fit one of the two is refused by name.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import onnx
 import torch
 
 from blockexport.export.bundle.check_graph import PROTOBUF_BYTES
+from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError, UsageError
@@ -115,6 +117,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     # Protobuf reads many a file of another kind as a message of unknown fields.
     if not model.graph.node:
         raise UsageError(f"{path} is not an ONNX file: there is no graph in it")
+    check_bounds(model, path)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location" and not is_there(path.parent / entry.value):
@@ -212,7 +215,7 @@ def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
     if "TensorScatter" in operators:
         raise UsageError(
             f"{path} writes its cache with TensorScatter, as blockexport's own files do: name the bundle instead, "
-            f"blockexport compare {path.parent}"
+            f"blockexport compare {shlex.quote(str(path.parent))}"
         )
     quantised = sorted(name for name in operators if _QUANTISED.fullmatch(name))
     if quantised:
