@@ -51,18 +51,19 @@ def inspect(
 
 def read_config(model: str) -> ModelConfig:
     """The config of what the user calls a model, without its weights. Raises UsageError when there is none."""
-    from blockexport.models.checkpoints.hub import fetch_from_hub, parse_hub_id
-    from blockexport.models.checkpoints.sources import GGUF_SUFFIX, open_checkpoint
+    from blockexport.models.checkpoints.hub import fetch_from_hub
+    from blockexport.models.checkpoints.sources import hub_id_of, open_checkpoint
     from blockexport.models.config.config_hf import read_hf_config
     from blockexport.models.config.presets import PRESETS
+    from blockexport.models.regular_file import is_there
 
     path = Path(model).expanduser()
-    if (path / "config.json").is_file():
+    if path.is_dir() and is_there(path / "config.json"):
         return read_hf_config(path)
     if not path.exists():
         if model in PRESETS:
             return PRESETS[model].config
-        hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
+        hub_id = hub_id_of(model)
         if hub_id is not None:
             return read_hf_config(fetch_from_hub(hub_id, ["config.json"])[0])
     return open_checkpoint(model).config

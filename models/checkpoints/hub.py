@@ -45,6 +45,13 @@ def parse_hub_id(model: str) -> HubId | None:
     return None if match is None else HubId(match["id"], match["revision"])
 
 
+def is_cached(hub_id: HubId) -> bool:
+    """Whether the local cache has something of the repository."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{hub_id.repository.replace('/', '--')}").is_dir()
+
+
 def fetch_from_hub(hub_id: HubId, patterns: Sequence[str] = PATTERNS) -> tuple[Path, str]:
     """The folder with the files of `hub_id` that match, and the id with the exact commit, which opens them again.
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.presets import PRESETS
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
+
+if TYPE_CHECKING:
+    from blockexport.models.checkpoints.hub import HubId
 
 GGUF_SUFFIX = ".gguf"
 
@@ -31,9 +36,9 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
         from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 
         return RandomCheckpoint(PRESETS[model].config, seed, model)
-    from blockexport.models.checkpoints.hub import fetch_from_hub, parse_hub_id
+    from blockexport.models.checkpoints.hub import fetch_from_hub
 
-    hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
+    hub_id = hub_id_of(model)
     if hub_id is None:
         raise UsageError(
             f"there is no model {model!r}: MODEL is a folder with config.json and safetensors, a .gguf file, "
@@ -43,6 +48,28 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
 
     folder, reference = fetch_from_hub(hub_id)
     return SafetensorsCheckpoint(folder, reference)
+
+
+def hub_id_of(model: str) -> HubId | None:
+    """The Hugging Face id in `model`, which is no path that exists; None where it cannot be one.
+
+    Raises:
+        UsageError: it is more likely a path that was misspelt: its folder is here, and the local cache of the Hub has
+            nothing of that name.
+    """
+    from blockexport.models.checkpoints.hub import is_cached, parse_hub_id
+
+    path = Path(model)
+    hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
+    if hub_id is not None and hub_id.revision is None and path.parent.is_dir() and not is_cached(hub_id):
+        names = [entry.name for entry in path.parent.iterdir()]
+        close = difflib.get_close_matches(path.name, names, n=1)
+        meant = f" (did you mean {path.parent / close[0]}?)" if close else ""
+        raise UsageError(
+            f"the folder {path.parent} is here and holds no {path.name}{meant}: correct the path, or write "
+            f"{model}@main for the model of that name at the Hugging Face Hub"
+        )
+    return hub_id
 
 
 def _open_path(path: Path) -> Checkpoint:

@@ -125,3 +125,32 @@ def test_a_bug_is_not_dressed_as_a_network_error(monkeypatch: pytest.MonkeyPatch
 )
 def test_ids(text: str, expected: HubId | None) -> None:
     assert parse_hub_id(text) == expected
+
+
+def test_a_misspelt_path_is_not_asked_of_the_hub(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from blockexport.cli.main import main
+
+    def asked(*arguments: object, **options: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    (tmp_path / "models" / "food").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
+    with pytest.raises(UsageError, match=r"holds no foo \(did you mean models/food\?\)") as caught:
+        open_checkpoint("models/foo")
+    assert "models/foo@main" in str(caught.value)
+    assert main(["inspect", "models/foo"]) == 2
+    assert "the folder models is here" in capsys.readouterr().err
+
+
+def test_a_folder_called_like_an_organisation_hides_no_cached_model(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache)
+    (tmp_path / "org").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert open_checkpoint("org/name").source.reference == f"org/name@{COMMIT}"
+    with pytest.raises(UsageError, match="not \\(completely\\) in the local cache"):
+        open_checkpoint("org/other@main")
