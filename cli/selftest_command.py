@@ -23,7 +23,8 @@ def selftest(
     """Check a bundle's files by their hashes, and replay its golden vectors.
 
     The vectors are logits of the float64 reference at a few positions of one text, with the limits that the parity
-    report derived; they need no checkpoint, only the bundle. Exit code 0: equal within the limits, 1: a difference.
+    report derived; they need no checkpoint, only the bundle. Exit code 0: equal within the limits, 1: a difference,
+    or a file that is not the one that the manifest lists.
 
     Example: blockexport selftest smollm2
     """

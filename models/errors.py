@@ -22,6 +22,12 @@ class NotJudgedError(BlockexportError):
     exit_code = 3
 
 
+class DamagedBundleError(BlockexportError):
+    """A file of a bundle is not the one that its manifest lists: judged, and found bad (exit code 1)."""
+
+    exit_code = 1
+
+
 class ArtifactError(BlockexportError):
     """An artifact loads, and a node of its graph fails while it runs: the artifact's fault. `compare` calls it a failed
     check."""

@@ -12,7 +12,7 @@ import torch
 
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.export.bundle.manifest import Manifest, sha256_of
-from blockexport.models.errors import UsageError
+from blockexport.models.errors import DamagedBundleError
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -39,25 +39,29 @@ def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -
     """Compare every file of a bundle with its recorded size and SHA-256, and derived ones with what they came from.
 
     Raises:
-        UsageError: names the first file that differs or is missing.
+        DamagedBundleError: names the first file that differs or is missing.
     """
     for i, (name, entry) in enumerate(sorted(manifest.files.items())):
         progress("files", i, len(manifest.files))
         path = folder / name
         if not path.is_file():
-            raise UsageError(f"{path} is missing, and the manifest lists it: copy the whole bundle, or export it again")
+            raise DamagedBundleError(
+                f"{path} is missing, and the manifest lists it: copy the whole bundle, or export it again"
+            )
         size = path.stat().st_size
         if size != entry.bytes:
-            raise UsageError(f"{path} has {size} bytes and the manifest says {entry.bytes}: copy the bundle again")
+            raise DamagedBundleError(
+                f"{path} has {size} bytes and the manifest says {entry.bytes}: copy the bundle again"
+            )
         digest = sha256_of(path)
         if digest != entry.sha256:
-            raise UsageError(
+            raise DamagedBundleError(
                 f"{path} has the SHA-256 {digest} and the manifest says {entry.sha256}: the file was changed or "
                 "damaged, copy the bundle again"
             )
         for source, made_from in entry.made_from.items():
             if source not in manifest.files or manifest.files[source].sha256 != made_from:
-                raise UsageError(f"{path} was made from another {source} than the bundle holds: make it again")
+                raise DamagedBundleError(f"{path} was made from another {source} than the bundle holds: make it again")
     progress("files", len(manifest.files), len(manifest.files))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -146,3 +147,19 @@ def test_the_frame_of_a_chat_template(template: str, system: bool, trim: bool) -
 @pytest.mark.parametrize("template", [CHANGING, UPPER, "fixed"])
 def test_a_template_that_is_no_frame_has_none(template: str) -> None:
     assert chat_turns_of(lambda messages: _render(template, messages)) is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.onnx", "golden.safetensors"])
+def test_a_damaged_bundle_is_judged_and_bad(
+    name: str, stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "a bundle"
+    shutil.copytree(stories, bundle)
+    content = (bundle / name).read_bytes()
+    (bundle / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert main(["selftest", str(bundle), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and f"{name} has the SHA-256" in captured.err
+    (bundle / name).unlink()
+    assert main(["selftest", str(bundle)]) == 1
+    assert f"{name} is missing" in capsys.readouterr().err

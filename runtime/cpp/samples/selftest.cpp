@@ -2,7 +2,7 @@
 //
 //     selftest BUNDLE [--backend NAME] [--provider NAME] [--low-memory]
 //
-// Exit code 0: equal within the tolerance; 1: a difference; 2: something that could not be run, named on stderr.
+// Exit code 0: equal within the tolerance; 1: a difference, or a file that is not the exported one; 2: something that could not be run, named on stderr.
 #include <blockexport/blockexport.h>
 
 #include <iostream>
@@ -12,7 +12,12 @@ namespace {
 
 bool run(const std::string& bundle, const blockexport::DecoderOptions& options) {
   const auto manifest = blockexport::read_manifest(bundle);
-  blockexport::verify_files(manifest);
+  try {
+    blockexport::verify_files(manifest);
+  } catch (const blockexport::Error& error) {
+    std::cerr << "selftest: " << error.what() << '\n';
+    return false;
+  }
   std::cout << manifest.files.size() << " files are as they were exported\n";
   const auto golden = blockexport::read_golden(manifest);
   const auto decoder = blockexport::open_decoder(bundle, options);
