@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,5 +122,8 @@ def _refuse(judgement: Judgement, *, quiet: bool) -> int:
 
 
 def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> int:
-    console.say(f"the package was added to {bundle}: blockexport cpp {bundle} -o chat --backend aoti", quiet=quiet)
+    console.say(
+        f"the package was added to {bundle}: blockexport cpp {shlex.quote(str(bundle))} -o chat --backend aoti",
+        quiet=quiet,
+    )
     return 0 if report is None else report.exit_code

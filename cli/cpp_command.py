@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -51,16 +52,19 @@ def cpp(
     if bundle is None or output is None:
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
     manifest = read_manifest(bundle)
-    backends = tuple(backend or ("onnxruntime",))
+    backends, quoted = tuple(backend or ("onnxruntime",)), shlex.quote(str(bundle))
     cpp_project.write_project(output, backends, inputs_of(bundle), force=force)
     if manifest.headless:
         console.say("note: a headless bundle has no logits: selftest runs, and chat says so", quiet=quiet)
     if "aoti" in backends and "model.aoti.pt2" not in manifest.files:
-        console.say(f"note: the bundle has no AOTInductor package yet: blockexport aoti {bundle}", quiet=quiet)
+        console.say(f"note: the bundle has no AOTInductor package yet: blockexport aoti {quoted}", quiet=quiet)
     first = f" --backend {backends[0]}" if len(backends) > 1 else ""
+    build = output / "build"
+    selftest, chat = (shlex.quote(str(build / name)) for name in ("selftest", "chat"))
     console.say(
-        f"next:\n  cmake -S {output} -B {output}/build && cmake --build {output}/build\n"
-        f"  {output}/build/selftest {bundle}{first}\n"
-        f'  {output}/build/chat {bundle} "What is the capital of France?"{first}',
+        f"next:\n  cmake -S {shlex.quote(str(output))} -B {shlex.quote(str(build))} && "
+        f"cmake --build {shlex.quote(str(build))}\n"
+        f"  {selftest} {quoted}{first}\n"
+        f'  {chat} {quoted} "What is the capital of France?"{first}',
         quiet=quiet,
     )

@@ -243,7 +243,9 @@ def _hardware_compatibility(level: str | None) -> str | None:
 def _read_timing_cache(path: Path | None) -> bytes | None:
     if path is None:
         return None
-    return path.read_bytes() if path.exists() else b""
+    from blockexport.models.regular_file import is_there, read_bytes
+
+    return read_bytes(path) if is_there(path) else b""
 
 
 def _refuse_for_bundle(options: dict[str, Any]) -> None:

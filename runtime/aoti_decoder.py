@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ class AotiDecoder(Decoder):
     ) -> None:
         path = (package_folder or folder) / AOTI_FILE
         if not path.is_file():
-            raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {folder}` makes one")
+            raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {shlex.quote(str(folder))}` makes one")
         self.config = manifest.config
         self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
         if self.max_sequence_length > manifest.rope_table_rows:

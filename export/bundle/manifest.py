@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -182,13 +183,14 @@ def _no_bundle(folder: Path) -> str:
     for parent in folder.parents:
         if (parent / MANIFEST).is_file():
             return f"{folder} is not a bundle, but a path inside of one: did you mean {parent}?"
+    making = f"blockexport onnx MODEL -o {shlex.quote(str(folder))}"
     if not folder.exists():
-        return f"{folder} is not a bundle: there is no such folder. `blockexport onnx MODEL -o {folder}` makes one"
+        return f"{folder} is not a bundle: there is no such folder. `{making}` makes one"
     if not folder.is_dir():
         return (
             f"{folder} is not a bundle: it is a file. `blockexport onnx MODEL -o BUNDLE` makes the folder that one is"
         )
-    return f"{folder} is not a bundle: it has no {MANIFEST}. `blockexport onnx MODEL -o {folder}` makes one"
+    return f"{folder} is not a bundle: it has no {MANIFEST}. `{making}` makes one"
 
 
 def check_manifest(manifest: Manifest) -> None:

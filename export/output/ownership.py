@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from blockexport.export.output.atomic_write import LOCK, is_partial
+from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import read_bytes
 
 MANIFEST = "manifest.json"
 
@@ -41,12 +43,12 @@ def remove_own(folder: Path) -> bool:
 def _listed(folder: Path) -> Set[str] | None:
     """The files of the manifest in `folder`, itself included; None where there is none that blockexport wrote."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_bytes(folder / MANIFEST))
         files = manifest["files"]
         if not {"schema_version", "weights_digest"} <= manifest.keys():
             return None
         return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {MANIFEST, LOCK}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (UsageError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -124,3 +125,17 @@ def test_wrong_use(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "x").exists()
     assert main(["cpp", str(bundle), "-o", str(tmp_path / "full"), "--force"]) == 0
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_the_commands_it_names_can_be_pasted_where_paths_have_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, output = tmp_path / "a bundle's own", tmp_path / "my chat"
+    assert main(["onnx", "tiny", "-o", str(bundle), "--no-compare", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["cpp", str(bundle), "-o", str(output), "--backend", "aoti"]) == 0
+    said = capsys.readouterr().err.replace("next:", "")
+    assert f"blockexport aoti {shlex.quote(str(bundle))}" in said
+    words = shlex.split(said.partition("made")[2] or said)
+    for path in (bundle, output, output / "build", output / "build" / "selftest", output / "build" / "chat"):
+        assert str(path) in words
