@@ -53,16 +53,22 @@ def values_off(layer: int, slot: int) -> Breaker:
 
 def sees_unwritten(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
     """Every unwritten slot has a hair's weight: nothing on a cache of zeros, something on a used one."""
-    unwritten = decoder._past[1][:, :, int(position_ids_BS.max()) + 1 :].double()
-    return decoder.sound(inputs, position_ids_BS) + float(1e-8 * unwritten.abs().sum())
+    return decoder.sound(inputs, position_ids_BS) + _of_large_unwritten(decoder, position_ids_BS)
 
 
 def stores_unwritten(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
     """As above, but in what is stored of the last layer's values."""
-    unwritten = decoder._past[1][:, :, int(position_ids_BS.max()) + 1 :].double()
+    leak = _of_large_unwritten(decoder, position_ids_BS)
     outputs = decoder.sound(inputs, position_ids_BS)
-    decoder._past[5][:, :, int(position_ids_BS.max())] += float(1e-8 * unwritten.abs().sum())
+    decoder._past[5][:, :, int(position_ids_BS.max())] += leak
     return outputs
+
+
+def _of_large_unwritten(decoder: Broken, position_ids_BS: torch.Tensor) -> float:
+    """A hair of what lies in the unwritten slots of layer 0's values, where it is larger than any value of a token:
+    what a prompt's padding leaves there would be at the edge of one unit in the last place, on this side or that."""
+    unwritten = decoder._past[1][:, :, int(position_ids_BS.max()) + 1 :].double().abs()
+    return float(1e-8 * unwritten[unwritten > 100].sum())
 
 
 class Unchecked(Broken):
