@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from blockexport.models.config.model_config import LayerType, ModelConfig, RopeScaling
 from blockexport.models.precision import Precision
-from tests.small_models import add_weights, close_gguf, gguf_writer, small_weights, write_folder
+from tests.small_models import Weights, add_weights, close_gguf, gguf_writer, small_weights, write_folder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -28,6 +28,7 @@ class Drawn:
     slots: int
     headless: bool
     last_logits_only: bool
+    sharpness: int = 1  # of the softmax: the queries' projection, or the gain of their norm, is multiplied by it
 
     def __str__(self) -> str:
         config = self.config
@@ -44,6 +45,7 @@ class Drawn:
             "attention biases": config.qkv_bias,
             "MLP biases": config.mlp_bias,
             f"window {config.sliding_window}": config.sliding_window is not None,
+            f"softmax {self.sharpness} times as sharp": self.sharpness > 1,
             "headless": self.headless,
             "last logits": self.last_logits_only,
         }
@@ -89,6 +91,29 @@ def draw(seed: int) -> Drawn:
     )
 
 
+SHARPNESS = (1, 3, 5, 10, 30, 100)
+
+
+def draw_sharp(seed: int) -> Drawn:
+    """As `draw`, in every precision, with two layers or twelve, and a softmax up to a hundred times as sharp.
+
+    A trained head may look at one token alone; there two scores that tie decide about everything behind them.
+    """
+    drawn, chance = draw(seed), random.Random(f"sharp {seed}")
+    layers = chance.choice((2, 2, 2, 12))
+    windowed = drawn.config.sliding_window is not None
+    kinds: tuple[LayerType, ...] = ("full_attention", "sliding_attention")
+    types = tuple(kinds[windowed and (i == 0 or chance.random() < 0.5)] for i in range(layers))
+    return replace(
+        drawn,
+        config=replace(drawn.config, num_hidden_layers=layers, layer_types=types),
+        precision=(Precision.FP32, Precision.BF16, Precision.FP16)[seed // 4 % 3],
+        slots=min(drawn.slots, 96),
+        sharpness=SHARPNESS[seed // 12 % len(SHARPNESS)],
+        in_gguf=False,
+    )
+
+
 def _scaling(chance: random.Random, head_dim: int, family: str, in_gguf: bool) -> RopeScaling | None:
     linear = RopeScaling("linear", factor=chance.choice((2.0, 4.0)))
     if not in_gguf:
@@ -116,10 +141,17 @@ def _family_options(chance: random.Random, family: str, layers: int, in_gguf: bo
     return {**options, "sliding_window": chance.randint(2, 30), "layer_types": types}
 
 
+def weights_of(drawn: Drawn, seed: int) -> Weights:
+    """Random weights, as sharp as they are to be."""
+    sharp = "q_norm.weight" if drawn.config.qk_norm else "q_proj.weight"
+    weights = small_weights(drawn.config, seed)
+    return {name: values * drawn.sharpness if name.endswith(sharp) else values for name, values in weights.items()}
+
+
 def write(drawn: Drawn, seed: int, folder: Path) -> Path:
     """The checkpoint as files; gives the path that `open_checkpoint` takes."""
     config = drawn.config
-    weights = small_weights(config, seed)
+    weights = weights_of(drawn, seed)
     if not drawn.in_gguf:
         return write_folder(folder, config, weights, shards=drawn.shards)
     folder.mkdir(parents=True, exist_ok=True)
