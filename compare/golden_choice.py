@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR
+from blockexport.compare.core.tolerances import MAX_FACTOR
 from blockexport.export.bundle.golden_file import GoldenVectors, choose_positions
 
 
@@ -30,7 +30,8 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
         for position, limit in zip(stretch, floors[stretch[0]].max_P, strict=True)
     }
     sizes = [floor.rms for floor in floors.values()]
-    sizes += [context.floor(positions).rms, context.artifact_errors.select(positions).rms]
+    floor = context.floor(positions)
+    sizes += [floor.rms, context.artifact_errors.select(positions).rms]
     inputs = context.inputs(context.decoder, context.ids_S[:total])
     return GoldenVectors(
         inputs=inputs.to(torch.float32) if context.decoder.headless else inputs,
@@ -38,7 +39,7 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
         positions_P=torch.tensor(positions, dtype=torch.int64),
         outputs_PV=context.expected[0][[where[position] for position in positions]].to(torch.float32),
         tolerance_P=torch.tensor([MAX_FACTOR.value * limits[position] for position in positions]),
-        rms_tolerance=RMS_FACTOR.value * max(sizes),
+        rms_tolerance=floor.rms_limit * max(sizes),
     )
 
 

@@ -252,12 +252,11 @@ def _positions(context: CheckContext) -> dict[str, list[float]]:
         return {}
     errors = context.artifact_errors
     positions = errors.positions_P.tolist()
-    own, whole = context.eager_errors.select(positions), context.whole_errors[0].select(positions)
     max_floor = _max_floor(context)
     columns = {
         "position": positions,
         "rms": errors.rms_P.tolist(),
-        "rms_floor": torch.maximum(own.rms_P, whole.rms_P).tolist(),
+        "rms_floor": context.floor(positions).rms_P.tolist(),
         "max": errors.max_P.tolist(),
         "max_floor": [max_floor[p] for p in positions],
         "kl": errors.kl_P.tolist(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import floor_of
+from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.position_plan import CHUNK, calls_of
 from blockexport.compare.core.slots import copy_to_rows
 from blockexport.runtime.decoder import Decoder
@@ -39,14 +39,12 @@ def batch(context: CheckContext) -> Outcome:
     error is often the largest, decides its mean.
     """
     rows = _short_rows(context) + _late_rows(context)
-    dtype = context.decoder.dtype
-    alone = [judge_stretch(context, row.what, row.errors, floor_of(row.eager, dtype)) for row in rows]
-    floor = floor_of([Errors.join(runs) for runs in zip(*(row.eager for row in rows), strict=True)], dtype)
     what = f"rows with prompts of {', '.join(str(row.prompt) for row in context.rows)}"
     starts = [str(row.start) for row in rows if row.start]
     what += f", and rows that go on at {', '.join(starts)}" if starts else ""
     errors = Errors.join([row.errors for row in rows])
-    result = judge_stretch(context, what, errors, floor)
+    result = judge_stretch(context, what, errors, _floors(context, rows))
+    alone = [judge_stretch(context, row.what, row.errors, _floors(context, [row])) for row in rows]
     guilty = [row.complaints for row in alone if row.complaints]
     complaints = guilty[0] if result.complaints and guilty else result.complaints
     return replace(result, complaints=complaints, figures={**result.figures, "rows": [row.figures for row in alone]})
@@ -54,21 +52,29 @@ def batch(context: CheckContext) -> Outcome:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A row: the artifact's errors, and eager's in two runs at the same positions."""
+    """A row and the artifact's errors in it."""
 
     what: str
     errors: Errors
-    eager: tuple[Errors, Errors]
+    cached: Errors  # eager's, in the same calls
+    row: int | None  # of the context's rows; None where it is a part of the judged sequence
     start: int = 0  # where it goes on; 0 for a row that begins with its prompt
+
+
+def _floors(context: CheckContext, rows: Sequence[_Judged]) -> Iterator[Floor]:
+    """The floor of some rows together, and a firmer one after it; see `CheckContext.runs`."""
+    looks = zip(*(context.runs(row.errors.positions_P.tolist(), row.row) for row in rows), strict=True)
+    for runs in looks:
+        joined = [Errors.join(parts) for parts in zip(*runs, strict=True)]
+        yield floor_of([Errors.join([row.cached for row in rows]), *joined], context.decoder.dtype)
 
 
 def _short_rows(context: CheckContext) -> list[_Judged]:
     artifact, cached = _run(context, context.decoder), _run(context, context.eager)
     judged = []
     for i, (row, errors) in enumerate(zip(context.rows, artifact, strict=True)):
-        seen = errors.positions_P.tolist()
         what = f"row {i} of {len(context.rows)} (prompt of {row.prompt}, {len(row.ids_S) - row.prompt} steps)"
-        judged.append(_Judged(what, errors, (cached[i].select(seen), context.whole_errors[1 + i].select(seen))))
+        judged.append(_Judged(what, errors, cached[i].select(errors.positions_P.tolist()), i))
     return judged
 
 
@@ -82,8 +88,7 @@ def _late_rows(context: CheckContext) -> list[_Judged]:
     judged = []
     for i, (start, errors) in enumerate(zip(starts, artifact, strict=True)):
         what = f"row {i} of {len(starts)} ({LATE_STEPS} steps from position {start} on)"
-        seen = errors.positions_P.tolist()
-        judged.append(_Judged(what, errors, (cached[i], context.whole_errors[0].select(seen)), start))
+        judged.append(_Judged(what, errors, cached[i], None, start))
     return judged
 
 

@@ -13,7 +13,8 @@ from blockexport.compare.core.judge_positions import judge_stretch
 def _judge(context: CheckContext, what: str, positions: Sequence[int]) -> Outcome:
     seen = context.observed(positions)
     where = f"{what} ({len(seen)} position{'s' if len(seen) > 1 else ''})"
-    return judge_stretch(context, where, context.artifact_errors.select(seen), context.floor(seen))
+    floors = context.floors(context.eager_errors.select(seen))
+    return judge_stretch(context, where, context.artifact_errors.select(seen), floors)
 
 
 @check("prefill", "the whole prompt in one call")

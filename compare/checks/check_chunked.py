@@ -7,7 +7,6 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import gather
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.runtime.decoder import Decoder
 
@@ -23,10 +22,9 @@ def chunked(context: CheckContext) -> Outcome:
     """Each chunk reads the slots of the ones before it: several queries behind a prefix, which no other call has."""
     calls = calls_of((*CHUNKS, context.plan.prefill), context.plan.prefill)
     artifact = _run(context, context.decoder, calls)
-    seen = artifact.positions_P.tolist()
-    runs = [_run(context, context.eager, calls).select(seen), context.whole_errors[0].select(seen)]
+    cached = _run(context, context.eager, calls).select(artifact.positions_P.tolist())
     what = f"prompt of {context.plan.prefill} tokens in chunks of {', '.join(str(len(call)) for call in calls)}"
-    return judge_stretch(context, what, artifact, floor_of(runs, context.decoder.dtype))
+    return judge_stretch(context, what, artifact, context.floors(cached))
 
 
 def _run(context: CheckContext, decoder: Decoder, calls: list[range]) -> Errors:

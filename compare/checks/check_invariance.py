@@ -12,7 +12,6 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import measure
-from blockexport.compare.core.noise import floor_of
 from blockexport.runtime.decoder import Decoder
 
 PROMPT = 20  # of the row that is looked at, the middle one of three
@@ -47,10 +46,9 @@ def invariance(context: CheckContext) -> Outcome:
     positions = range(prompt - 1 if decoder.last_logits_only else 0, prompt + STEPS)
     eager_PV = _run(context, context.eager, ())[-len(positions) :]
     cached = measure(eager_PV, context.expected[0][list(positions)], positions)
-    floor = floor_of([cached, context.whole_errors[0].select(positions)], decoder.dtype)
     what = f"row of {prompt} tokens and {STEPS} steps, alone and between two others"
     between = measure(first, alone.double(), positions)
-    result = judge_stretch(context, what, between, floor)
+    result = judge_stretch(context, what, between, context.floors(cached))
     units = moved_by(first, second)
     if not has_moved(units):
         return result

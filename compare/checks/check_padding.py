@@ -11,7 +11,6 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.slots import slots_of_row
 from blockexport.runtime.decoder import Decoder
 
@@ -43,12 +42,10 @@ def padding(context: CheckContext) -> Outcome:
     length, pad = _sizes(context)
     one = _run(context, context.decoder, 1)
     other = _run(context, context.decoder, max(2, context.config.vocab_size // 2))
-    runs = [_errors(context, _run(context, context.eager, 1)), context.whole_errors[0]]
     errors = _errors(context, one)
-    seen = errors.positions_P.tolist()
-    floor = floor_of([run.select(seen) for run in runs], context.decoder.dtype)
+    cached = _errors(context, _run(context, context.eager, 1)).select(errors.positions_P.tolist())
     what = f"prompt of {length} tokens and {pad} of padding, then {pad + 1} steps"
-    result = judge_stretch(context, what, errors, floor)
+    result = judge_stretch(context, what, errors, context.floors(cached))
     moved = moved_by(one.outputs_PV, other.outputs_PV)
     moved_slots = max(moved_by(a, b) for a, b in zip(one.slots, other.slots, strict=True))
     complaints = [

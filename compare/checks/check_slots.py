@@ -13,6 +13,7 @@ from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, Judgement, floor_of, judge_errors
+from blockexport.compare.core.nudge import Nudges, looks
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
@@ -115,39 +116,64 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
     eager.reset(1)
     for call in calls:
         eager.prefill(inputs[:, call.start : call.stop])
-    own = slots_of_row(eager, positions.stop)
-    exact = context.reference.keys_values(context.ids_S[: positions.stop], context.progress)
-    usual = _usual_errors(context) if len(positions) < sum(CALLS) else [None] * len(own)
-    found: list[tuple[tuple[bool, bool, float], Outcome]] = []
-    for (name, _), given, baseline, wanted, more in zip(cache_tensors(eager), written, own, exact, usual, strict=True):
+    cached = slots_of_row(eager, positions.stop)
+    exact = context.reference.keys_values(context.ids_S[: positions.stop], progress=context.progress)[0]
+    usual = _usual_errors(context) if len(positions) < sum(CALLS) else [[] for _ in cached]
+    for whole in looks(lambda nudges: _whole(context, context.ids_S[: positions.stop], nudges)):
+        outcome, doubtful = _furthest(context, written, exact, [cached, *whole], usual)
+        if not doubtful:
+            break
+    return outcome
+
+
+def _furthest(
+    context: CheckContext,
+    written: list[torch.Tensor],
+    exact: list[torch.Tensor],
+    eager: list[list[torch.Tensor]],
+    usual: list[list[Errors]],
+) -> tuple[Outcome, bool]:
+    """The verdict on the tensor that is furthest from float64, and whether it may be eager's luck."""
+    positions = range(len(written[0]))
+    names = [name for name, _ in cache_tensors(context.eager)]
+    found: list[tuple[tuple[bool, bool, float], Outcome, bool]] = []
+    for name, given, wanted, more, *runs in zip(names, written, exact, usual, *eager, strict=True):
         errors = measure(given, wanted, positions)
-        floor = floor_of([measure(baseline, wanted, positions)], context.decoder.dtype)
-        floor = floor if more is None else _at_least(floor, errors, more)
-        what = f"{2 * context.config.num_hidden_layers} tensors, {len(positions)} slots each, of which the {name}"
-        outcome = judge_stretch(context, what, errors, floor, has_top1=False)
-        share = _share(judge_errors(errors, floor, has_top1=False))
-        found.append(((bool(outcome.complaints), not outcome.doubts, share), outcome))
-    return max(found, key=lambda entry: entry[0])[1]
+        floor = floor_of([measure(run, wanted, positions) for run in runs], context.decoder.dtype)
+        floor = _at_least(floor, errors, more)
+        what = f"{len(names)} tensors, {len(positions)} slots each, of which the {name}"
+        outcome = judge_stretch(context, what, errors, [floor], has_top1=False)
+        judged = judge_errors(errors, floor, has_top1=False)
+        found.append(((bool(outcome.complaints), not outcome.doubts, _share(judged)), outcome, judged.doubtful))
+    return max(found, key=lambda entry: entry[0])[1:]
 
 
-def _usual_errors(context: CheckContext) -> list[Errors]:
-    """Eager's errors in each tensor on as many tokens as a larger cache would hold here.
+def _whole(context: CheckContext, ids_S: torch.Tensor, nudges: Nudges) -> list[list[torch.Tensor]]:
+    """Eager's keys and values without a cache, in several runs."""
+    return Reference(context.checkpoint, context.decoder.dtype).keys_values(ids_S, nudges, context.progress)
+
+
+def _usual_errors(context: CheckContext) -> list[list[Errors]]:
+    """Eager's errors in each tensor on as many tokens as a larger cache would hold here, in each of its runs.
 
     The few numbers in one or two slots can come out far closer to the exact ones than eager usually does, and in some
     tensor they do.
     """
     positions = range(sum(CALLS))
     ids_S = (context.ids_S[:1] + torch.arange(len(positions))) % context.config.vocab_size
-    exact = context.reference.keys_values(ids_S, context.progress)
-    whole = Reference(context.checkpoint, context.decoder.dtype).keys_values(ids_S, context.progress)
-    return [measure(got, wanted, positions) for got, wanted in zip(whole, exact, strict=True)]
+    exact = context.reference.keys_values(ids_S, progress=context.progress)[0]
+    whole = next(looks(lambda nudges: _whole(context, ids_S, nudges)))
+    return [[measure(got, wanted, positions) for got in runs] for wanted, *runs in zip(exact, *whole, strict=True)]
 
 
-def _at_least(floor: Floor, errors: Errors, usual: Errors) -> Floor:
+def _at_least(floor: Floor, errors: Errors, usual: Sequence[Errors]) -> Floor:
     """The floor, but no lower than eager's usual error relative to the size of the numbers."""
     size = float(errors.reference_rms_P.square().mean().sqrt())
-    largest = (usual.max_P / usual.reference_max_P).median() * errors.reference_max_P
-    return replace(floor, rms=max(floor.rms, usual.relative_l2 * size), max_P=torch.maximum(floor.max_P, largest))
+    for run in usual:
+        largest = (run.max_P / run.reference_max_P).median() * errors.reference_max_P
+        rms, max_P = max(floor.rms, run.relative_l2 * size), torch.maximum(floor.max_P, largest)
+        floor = replace(floor, rms=rms, max_P=max_P)
+    return floor
 
 
 def _share(found: Judgement) -> float:

@@ -23,7 +23,8 @@ def spread(context: CheckContext) -> Outcome:
     seen = artifact.errors.positions_P.tolist()
     slots, steps = plan.max_sequence_length, len(plan.spread_steps)
     what = f"{steps} step{'s' if steps > 1 else ''} over {slots} slots, chunks between them ({len(seen)} positions)"
-    result = judge_stretch(context, what, artifact.errors, context.floor(seen))
+    floors = context.floors(context.eager_errors.select(seen))
+    result = judge_stretch(context, what, artifact.errors, floors)
     if not artifact.not_finite:
         return result
     message = f"{what}: NaN or infinity, first at position {artifact.not_finite[0]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import Floor, floor_of, rms_limit
+from blockexport.compare.core.noise import Floor, floor_of
+from blockexport.compare.core.nudge import Nudges, looks
 from blockexport.compare.core.position_plan import Plan
 from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
@@ -80,6 +81,8 @@ class CheckContext:
         self.weights = weights
         self.graph = graph
         self.progress = progress
+        self._looks: list[list[list[Errors]]] = []
+        self._next_look = looks(self._whole_runs)
 
     def heard_by(self, progress: Progress) -> CheckContext:
         """Itself, with another listener from now on."""
@@ -152,18 +155,31 @@ class CheckContext:
         """Eager's own errors along the same calls, at `reference_positions`: one half of the noise floor."""
         return self.walk(self.eager, self._plan_calls, self.reference_positions, "eager").errors
 
-    @cached_property
-    def whole_errors(self) -> list[Errors]:
-        """Eager's own errors on whole sequences without a cache, in the artifact's precision: the other half.
+    def runs(self, positions: Sequence[int], row: int | None = None) -> Iterator[list[Errors]]:
+        """Eager's own errors on a whole sequence without a cache, in the artifact's precision, in several runs.
 
-        Of the judged sequence (at `reference_positions`), then of each row.
+        Of the judged sequence, or of a row, at some of its positions: those of a first look and, for an artifact that
+        leaves their floor, those of a second (`nudge.py`). Both are made once, and the second only when asked for.
         """
+        for look in range(2):
+            if len(self._looks) == look:
+                self._looks.append(next(self._next_look))
+            yield [run[0 if row is None else 1 + row].select(positions) for run in self._looks[look]]
+
+    def floors(self, cached: Errors) -> Iterator[Floor]:
+        """The floor at the positions of `cached`, eager's errors in the calls that are judged; then a firmer one."""
+        for runs in self.runs(cached.positions_P.tolist()):
+            yield floor_of([cached, *runs], self.decoder.dtype)
+
+    def _whole_runs(self, nudges: Nudges) -> list[list[Errors]]:
+        """For each run the errors of the judged sequence (at `reference_positions`), then of each row."""
         whole = Reference(self.checkpoint, self.decoder.dtype, headless=self.decoder.headless)
         return [
-            measure(outputs, expected, positions)
-            for outputs, expected, positions in zip(
-                whole.run(self._sequences, self._positions, self.progress), self.expected, self._positions, strict=True
-            )
+            [
+                measure(outputs, expected, positions)
+                for outputs, expected, positions in zip(run, self.expected, self._positions, strict=True)
+            ]
+            for run in whole.runs(self._sequences, self._positions, nudges, self.progress)
         ]
 
     @cached_property
@@ -173,7 +189,7 @@ class CheckContext:
         if spread is None:
             return []
         floor = self.floor(self.reference_positions)
-        return lost_in("from position to position", spread, rms_limit(len(self.reference_positions)) * floor.rms)
+        return lost_in("from position to position", spread, floor.rms_limit * floor.rms)
 
     def observed(self, positions: Sequence[int]) -> list[int]:
         """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""
@@ -181,9 +197,10 @@ class CheckContext:
         return [p for p in positions if p in seen]
 
     def floor(self, positions: Sequence[int]) -> Floor:
-        """The noise floor of the stretch `positions`."""
-        runs = [self.eager_errors.select(positions), self.whole_errors[0].select(positions)]
-        return floor_of(runs, self.decoder.dtype)
+        """The floor of the stretch `positions` along the plan's calls, from all runs that the checks have asked for."""
+        floors = self.floors(self.eager_errors.select(positions))
+        first = next(floors)
+        return first if len(self._looks) == 1 else next(floors)
 
     @property
     def _plan_calls(self) -> list[range]:

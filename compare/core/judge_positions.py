@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from blockexport.compare.core.check import Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.logit_distance import Errors
-from blockexport.compare.core.noise import Floor, Judgement, judge_errors
+from blockexport.compare.core.noise import Floor, Judgement, judge_by
 from blockexport.compare.core.power import doubts
 from blockexport.compare.core.tolerances import MAX_FACTOR
 
@@ -18,7 +18,7 @@ _OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot 
 
 
 def judge_stretch(
-    context: CheckContext, what: str, artifact: Errors, floor: Floor, *, has_top1: bool | None = None
+    context: CheckContext, what: str, artifact: Errors, floors: Iterable[Floor], *, has_top1: bool | None = None
 ) -> Outcome:
     """What there is to say of the positions of `artifact`; `what` names them in the messages.
 
@@ -26,12 +26,12 @@ def judge_stretch(
         context: of the judgement.
         what: the positions, for people.
         artifact: its errors there.
-        floor: eager's own.
+        floors: eager's own; the first decides, or a firmer one after it where that leaves a doubt.
         has_top1: compare the likeliest tokens; where the outputs are logits by default.
     """
     if not len(artifact.positions_P):
         return Outcome(what, 0)
-    found = judge_errors(artifact, floor, has_top1=context.has_top1 if has_top1 is None else has_top1)
+    found, floor = judge_by(artifact, floors, has_top1=context.has_top1 if has_top1 is None else has_top1)
     return Outcome(
         f"{what}: {_praise(found)}",
         len(artifact.positions_P),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,32 +10,46 @@ import torch
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.tolerances import (
     LUCK,
-    MANY_POSITIONS,
     MAX_FACTOR,
     RMS_FACTOR,
-    RMS_FACTOR_FEW,
-    RMS_FACTOR_FEWEST,
+    RMS_LUCK,
     ROUNDING_MAX,
     ROUNDING_RMS,
-    SOME_POSITIONS,
     TIE_FACTOR,
 )
+
+DOUBTFUL = 1 / 8  # of the positions: a defect that shows at more of them needs no second look
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Eager's error on the same positions, never below what rounding the logits costs. `max_P` is float64 [P]."""
+    """Eager's error on the same positions, never below what rounding the logits costs.
+
+    Attributes:
+        rms: over all positions.
+        rms_P: at each position, float64 [P].
+        max_P: the largest difference at each.
+        bearing: how many positions bear the error: their number where all have the same, 1 where one has all of it.
+        finite: False where eager itself overflows in this precision, and nothing can be judged by it.
+    """
 
     rms: float
+    rms_P: torch.Tensor
     max_P: torch.Tensor
-    finite: bool  # False: eager itself overflows in this precision, and nothing can be judged by it
+    bearing: float
+    finite: bool
+
+    @property
+    def rms_limit(self) -> float:
+        """How many times eager's rms an artifact's may be."""
+        return round(max(RMS_FACTOR.value, 1 + RMS_LUCK.value / self.bearing**0.5), 2)
 
 
 def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
-    """The noise floor from eager's errors in `dtype`, of one or more runs over the same positions.
+    """The noise floor from eager's errors in `dtype`, of several runs over the same positions.
 
-    The runs differ in the order of their sums (one token at a time, or all at once), and the larger error counts: the
-    artifact's sums have an order of their own.
+    The runs differ in how they round: one token at a time, all at once, and anew (`nudge.py`). The largest error
+    counts, at each position and of all together: where the runs disagree, the artifact may be as unlucky as any.
     """
     first = runs[0]
     epsilon, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).tiny  # `smallest` only where all logits are 0
@@ -44,7 +58,15 @@ def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
     for run in runs:
         max_P = torch.maximum(max_P, torch.maximum(run.max_P, LUCK.value * run.max_P.median()))
     finite = all(bool(run.finite_P.all()) for run in runs)
-    return Floor(max(rounding, smallest, *(run.rms for run in runs)), max_P, finite)
+    rms, rms_P = max(rounding, smallest, *(run.rms for run in runs)), torch.stack([run.rms_P for run in runs]).amax(0)
+    return Floor(rms, rms_P, max_P, _bearing(runs), finite)
+
+
+def _bearing(runs: Sequence[Errors]) -> float:
+    """The square of the sum of the positions' squared errors over the sum of their squares."""
+    squares_P = torch.stack([run.rms_P.square() for run in runs]).mean(0)
+    bearing = float(squares_P.sum().square() / squares_P.square().sum())
+    return bearing if bearing >= 1 else float(len(squares_P))  # NaN where no run has an error, or one is not finite
 
 
 @dataclass(frozen=True)
@@ -55,9 +77,11 @@ class Judgement:
     rms_limit: float
     max_ratio: float  # the largest over the positions
     worst: int  # index of that position
+    outside: int  # how many positions are over the limit
+    positions: int
     not_finite: list[int]  # positions
     ties: list[int]
-    disagreements: list[int]  # top-1 differs and the reference's margin is outside the floor
+    disagreements: list[int]  # top-1 differs by more than the limit of the largest difference allows
 
     @property
     def passed(self) -> bool:
@@ -65,12 +89,10 @@ class Judgement:
         within = self.rms_ratio <= self.rms_limit and self.max_ratio <= MAX_FACTOR.value
         return within and not self.not_finite and not self.disagreements
 
-
-def rms_limit(positions: int) -> float:
-    """How many times eager's rms an artifact's may be over that many positions of a sequence."""
-    if positions < SOME_POSITIONS:
-        return RMS_FACTOR_FEWEST.value
-    return RMS_FACTOR.value if positions >= MANY_POSITIONS else RMS_FACTOR_FEW.value
+    @property
+    def doubtful(self) -> bool:
+        """Whether it fails by so few positions that it may be eager's luck there: a firmer floor must decide."""
+        return not self.passed and not self.not_finite and self.outside <= max(1, DOUBTFUL * self.positions)
 
 
 def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Judgement:
@@ -84,11 +106,22 @@ def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Ju
     worst = int(torch.nan_to_num(ratio_P, nan=torch.inf).argmax())
     return Judgement(
         rms_ratio=artifact.rms / floor.rms,
-        # Rows of a batch have the same positions, and no more of them than the longest: each row has a luck of its own.
-        rms_limit=rms_limit(len(artifact.positions_P.unique())),
+        rms_limit=floor.rms_limit,
         max_ratio=float(ratio_P[worst]),
         worst=worst,
+        outside=int((~(ratio_P <= MAX_FACTOR.value)).sum()),
+        positions=len(ratio_P),
         not_finite=artifact.positions_P[~artifact.finite_P].tolist(),
         ties=artifact.positions_P[tie_P].tolist(),
         disagreements=artifact.positions_P[other_P & ~tie_P].tolist(),
     )
+
+
+def judge_by(artifact: Errors, floors: Iterable[Floor], *, has_top1: bool = True) -> tuple[Judgement, Floor]:
+    """The verdict by the first floor, or by a firmer one that follows where that leaves a doubt; and which it was."""
+    looks = iter(floors)
+    floor = next(looks)
+    found = judge_errors(artifact, floor, has_top1=has_top1)
+    while found.doubtful and (firmer := next(looks, None)) is not None:
+        floor, found = firmer, judge_errors(artifact, firmer, has_top1=has_top1)
+    return found, floor

@@ -8,11 +8,12 @@ rounding the weights alone costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn import functional as F
 
+from blockexport.compare.core.nudge import Nudges
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.rope import rope_table
@@ -47,7 +48,6 @@ class Reference:
         self.round_weights_to = round_weights_to
         self.headless = headless
 
-    @torch.inference_mode()
     def run(
         self,
         sequences: Sequence[torch.Tensor],
@@ -64,37 +64,60 @@ class Reference:
         Returns:
             For each sequence [len(positions), V] in `dtype` ([len(positions), D] when headless).
         """
+        return next(self.runs(sequences, positions, (None,), progress))
+
+    @torch.inference_mode()
+    def runs(
+        self,
+        sequences: Sequence[torch.Tensor],
+        positions: Sequence[Sequence[int]],
+        nudges: Nudges,
+        progress: Progress = silent,
+    ) -> Iterator[list[torch.Tensor]]:
+        """What `run` gives, once for each of `nudges`, in one pass over the layers' weights.
+
+        One run's outputs exist at a time: those of a large vocabulary are larger than all streams together.
+        """
         layers = self.config.num_hidden_layers
         label = f"reference in {str(self.dtype).removeprefix('torch.')}: layer"
-        streams = self._embed(sequences)
+        embedded = self._embed(sequences)
+        streams = [embedded for _ in nudges]
         cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
         for i in range(layers):
             progress(label, i, layers + 1)
             block, window = self._block(i), self.config.window_of(i)
-            streams = [self._layer(block, x_TD, window, cos, sin) for x_TD in streams]
+            streams = [
+                [self._layer(block, x_TD if nudge is None else nudge(x_TD), window, cos, sin) for x_TD in run]
+                for nudge, run in zip(nudges, streams, strict=True)
+            ]
         progress(label, layers, layers + 1)
-        kept = [
-            x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(streams, positions, strict=True)
-        ]
         weight = self._read("model.norm.weight")
-        normed = [F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps) for x_TD in kept]
-        outputs = normed if self.headless else self._project(normed)
+        for run in streams:
+            kept = [
+                x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(run, positions, strict=True)
+            ]
+            normed = [F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps) for x_TD in kept]
+            yield normed if self.headless else self._project(normed)
         progress(label, layers + 1, layers + 1)
-        return outputs
 
     @torch.inference_mode()
-    def keys_values(self, ids_S: torch.Tensor, progress: Progress = silent) -> list[torch.Tensor]:
-        """What the cache has to hold: keys (after RoPE) and values [S, K * H] of each layer in turn, in `dtype`."""
+    def keys_values(
+        self, ids_S: torch.Tensor, nudges: Nudges = (None,), progress: Progress = silent
+    ) -> list[list[torch.Tensor]]:
+        """What the cache has to hold, for each of `nudges`: keys (after RoPE) and values [S, K * H] of each layer in
+        turn, in `dtype`."""
         layers, positions_1S = self.config.num_hidden_layers, torch.arange(len(ids_S))[None]
-        x_TD = self._embed([ids_S])[0]
+        streams = [self._embed([ids_S])[0] for _ in nudges]
         cos, sin = rope_table(self.config, len(ids_S))
-        found: list[torch.Tensor] = []
+        found: list[list[torch.Tensor]] = [[] for _ in nudges]
         for i in range(layers):
             progress("keys and values: layer", i, layers)
             block = self._block(i)
-            _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
-            found += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
-            x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
+            for run, nudge in enumerate(nudges):
+                x_TD = streams[run] if nudge is None else nudge(streams[run])
+                _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
+                found[run] += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
+                streams[run] = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
         progress("keys and values: layer", layers, layers)
         return found
 

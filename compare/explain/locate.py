@@ -6,6 +6,7 @@ the replay's outputs are held against those that the artifact gave on its own ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from blockexport.compare.audits.site_map import map_sites
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED, RMS_FACTOR
+from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED
 from blockexport.compare.explain.graph_values import Inside, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
@@ -160,7 +161,8 @@ def locate(
     suspects = _suspects(evidence, exact_PV, floor, wrong_slot) if looked is None else list(looked)
     walk = _walk(inside, evidence, inputs, suspects, progress, to_the_end=looked is not None)
     distance = _distance(walk.replayed_PV, evidence)
-    reproduced = distance <= max(RMS_FACTOR.value * floor.rms, REPLAYED.value * error.rms)
+    # Replay and artifact have each a noise of its own, so two sound ones are the root of two times as far apart.
+    reproduced = distance <= max(math.sqrt(2) * floor.rms_limit * floor.rms, REPLAYED.value * error.rms)
     if walk.location is None and looked is None and reproduced and len(suspects) < len(evidence.calls):
         walk = _walk(inside, evidence, inputs, evidence.calls, progress)
     mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from blockexport.compare.core.tolerances import MANY_POSITIONS, SOME_POSITIONS, TABLE
+from blockexport.compare.core.tolerances import TABLE
 
 
 class Limit(NamedTuple):
@@ -16,9 +16,8 @@ class Limit(NamedTuple):
 
 
 _WORDS = {
-    "rms_factor": ("rms error", f"of a check's positions together, over eager's; from {MANY_POSITIONS} positions on"),
-    "rms_factor_few": ("rms error of few positions", f"the same below {MANY_POSITIONS} positions"),
-    "rms_factor_fewest": ("rms error of very few positions", f"the same below {SOME_POSITIONS} positions"),
+    "rms_factor": ("rms error", "of a check's positions together, over eager's, where many positions bear the error"),
+    "rms_luck": ("rms error of few positions", "over the root of how many positions bear eager's error: added to 1"),
     "max_factor": ("largest error", "at any single position, over eager's there"),
     "tie_factor": ("tie", "another likeliest token, while the reference prefers its own by less than this many floors"),
     "luck": ("least floor of a position", "of the median over the check's positions"),

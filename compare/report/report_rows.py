@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from blockexport.compare.core.tolerances import (
-    MANY_POSITIONS,
-    MAX_FACTOR,
-    RMS_FACTOR,
-    RMS_FACTOR_FEW,
-    RMS_FACTOR_FEWEST,
-    SOME_POSITIONS,
-)
+from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
 
 HEADINGS = ("check", "verdict", "rms", "floor", "ratio", "largest", "floor", "ratio", "at", "ties")
@@ -20,7 +13,7 @@ WEIGHTS = "(weights)"
 
 _LIMITS = (
     f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions "
-    f"({RMS_FACTOR_FEW.value:g} below {MANY_POSITIONS} of them, {RMS_FACTOR_FEWEST.value:g} below {SOME_POSITIONS}), "
+    f"(more where few of them bear eager's error, {1 + RMS_LUCK.value:g} for one), "
     f"at most {MAX_FACTOR.value:g} for the largest difference at each position (shown: the worst, and where it is)."
 )
 

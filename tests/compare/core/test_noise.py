@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import floor_of, judge_errors
-from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_FACTOR_FEW, RMS_FACTOR_FEWEST, TIE_FACTOR
+from blockexport.compare.core.noise import Floor, floor_of, judge_by, judge_errors
+from blockexport.compare.core.tolerances import MAX_FACTOR, TIE_FACTOR
 
 P, V = 70, 300
 
@@ -41,27 +42,57 @@ def test_noise_of_the_same_size_passes() -> None:
     assert found.passed and found.rms_ratio == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("positions", "limit"),
-    [
-        (7, RMS_FACTOR_FEWEST.value),
-        (8, RMS_FACTOR_FEW.value),
-        (63, RMS_FACTOR_FEW.value),
-        (64, RMS_FACTOR.value),
-    ],
-)
+@pytest.mark.parametrize(("positions", "limit"), [(1, 5.0), (4, 3.0), (16, 2.0), (64, 1.5), (70, 1.5)])
 def test_the_rms_limit_is_a_limit_and_is_wider_for_few_positions(positions: int, limit: float) -> None:
     few = range(positions)
     floor = floor_of([noisy(1e-5, 1).select(few)], torch.float32)
-    assert judge_errors(noisy(1e-5 * limit * 0.97, 2).select(few), floor).passed
-    assert not judge_errors(noisy(1e-5 * limit * 1.03, 2).select(few), floor).passed
+    assert floor.bearing == pytest.approx(positions, rel=0.05) and floor.rms_limit == pytest.approx(limit, rel=0.05)
+    assert judge_errors(noisy(1e-5 * limit * 0.94, 1).select(few), floor).passed
+    assert not judge_errors(noisy(1e-5 * limit * 1.06, 1).select(few), floor).passed
 
 
-def test_rows_of_a_batch_are_few_positions_many_times() -> None:
-    rows = [range(30), range(30), range(25)]
-    floor = floor_of([Errors.join([noisy(1e-5, 1).select(row) for row in rows])], torch.float32)
-    found = judge_errors(Errors.join([noisy(1e-5, 2).select(row) for row in rows]), floor)
-    assert found.rms_limit == RMS_FACTOR_FEW.value
+def test_positions_that_bear_little_of_the_error_count_little() -> None:
+    one = logits() + 1e-7 * logits(1)
+    one[9] += 1e-4 * logits(2)[9]
+    floor = floor_of([measure(one, logits(), range(P))], torch.float32)
+    assert floor.bearing == pytest.approx(1, abs=0.01) and floor.rms_limit == pytest.approx(5, abs=0.1)
+    exact = measure(logits(), logits(), range(P))
+    assert floor_of([exact], torch.float32).bearing == P
+
+
+def test_the_largest_of_several_runs_counts() -> None:
+    small, large = noisy(1e-6, 1), noisy(1e-5, 2)
+    assert floor_of([small, large, small], torch.float32).rms == large.rms
+    assert torch.equal(floor_of([small, large], torch.float32).rms_P, large.rms_P)
+
+
+def test_a_firmer_floor_decides_where_few_positions_are_outside() -> None:
+    first = floor_of([noisy(1e-5, 1)], torch.float32)
+    firm = replace(first, rms=first.rms * 100, max_P=first.max_P * 100)
+    asked: list[str] = []
+
+    def floors() -> Iterator[Floor]:
+        asked.append("first")
+        yield first
+        asked.append("firm")
+        yield firm
+
+    def off_at(*where: int) -> Errors:
+        got = logits() + 1e-5 * logits(3) / 4
+        for position in where:
+            got[position, 7] += 20 * MAX_FACTOR.value * float(first.max_P[position])
+        return measure(got, logits(), range(P))
+
+    for errors, passes, looks in (
+        (off_at(), True, ["first"]),
+        (off_at(23), True, ["first", "firm"]),
+        (off_at(*range(30)), False, ["first"]),
+        (measure(logits() * torch.nan, logits(), range(P)), False, ["first"]),
+    ):
+        asked.clear()
+        found, floor = judge_by(errors, floors())
+        assert found.passed is passes and asked == looks and floor is (firm if "firm" in looks else first)
+    assert not judge_by(off_at(23), [first])[0].passed
 
 
 def test_one_bad_logit_fails_and_is_named() -> None:
@@ -88,7 +119,7 @@ def test_top1_inside_the_floor_is_a_tie_and_outside_a_failure() -> None:
     want = logits()
     want[9, 40], want[9, 41] = 30.0, 30.0 - 1e-5
     got = want.clone()
-    got[9, 41] = 30.0 + 1e-7
+    got[9, 40], got[9, 41] = 30.0 - 5e-6, 30.0 - 4.99e-6  # half way towards each other
     errors = measure(got, want, range(P))
     floor = floor_of([errors], torch.float32)
     wide = replace(floor, rms=1.0, max_P=torch.full((P,), 1.01e-5 / TIE_FACTOR.value))
