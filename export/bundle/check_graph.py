@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from blockexport.export.bundle.external_data import external_places
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
 from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.export.bundle.rope_file import COS, SIN
@@ -108,20 +109,19 @@ def _some(names: Sequence[str]) -> str:
 def _check_weights(path: Path, model: onnx.ModelProto) -> None:
     """Every piece of a weights file that the graph points to is there."""
     sizes: dict[str, int] = {}
-    for tensor, where in _external(model):
-        name = where.get("location", "")
-        if name not in sizes:
-            _require_file(path.parent / name)
-            sizes[name] = (path.parent / name).stat().st_size
-        end = int(where.get("offset", 0)) + int(where.get("length", 0))
-        if end > sizes[name]:
+    for place in external_places(model, path):
+        file = path.parent / place.location
+        if place.location not in sizes:
+            _require_file(file)
+            sizes[place.location] = file.stat().st_size
+        if place.needed is not None and place.length not in (None, place.needed):
             raise UsageError(
-                f"{path.parent / name} has {sizes[name]} bytes and ends before {tensor.name}, which the graph reads up "
-                f"to byte {end}. {REMEDY}"
+                f"{path} says that the values of {place.tensor} have {place.length} bytes, and its shape and type need "
+                f"{place.needed}. {REMEDY}"
             )
-
-
-def _external(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, dict[str, str]]]:
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield tensor, {entry.key: entry.value for entry in tensor.external_data}
+        end = place.offset + (place.needed or place.length or 0)
+        if end > sizes[place.location]:
+            raise UsageError(
+                f"{file} has {sizes[place.location]} bytes and ends before {place.tensor}, which the graph reads up to "
+                f"byte {end}. {REMEDY}"
+            )

@@ -1,5 +1,5 @@
-"""What an ONNX file must not hold before anything follows its graph: names that are no text, and local functions that
-call each other until no memory is left."""
+"""What an ONNX file must not hold before anything follows its graph: names that are no text, weights at places that are
+no numbers, and local functions that call each other until no memory is left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
+from blockexport.export.bundle.external_data import external_places
 from blockexport.models.errors import UsageError
 
 INLINED_NODES = 200_000
@@ -22,11 +23,13 @@ def check_bounds(model: onnx.ModelProto, path: Path) -> None:
     """Refuse a model that cannot be followed.
 
     Raises:
-        UsageError: a name is not UTF-8, or its local functions stand for more than `INLINED_NODES` nodes.
+        UsageError: a name is not UTF-8, its local functions stand for more than `INLINED_NODES` nodes, or the place of
+            external data can be read in more than one way.
     """
     broken = next(_broken_texts(model), None)
     if broken is not None:
         raise UsageError(f"{path} holds a name that is not UTF-8 ({broken}): export it again, with names that are text")
+    external_places(model, path)
     try:
         count = inlined_nodes(model)
     except RecursionError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.lint.lint_graph import require_clean
 from blockexport.export.tensorrt.native_output import captured_stderr
@@ -65,6 +66,7 @@ def build_engine(
     adapter.check_options(options)
     adapter.check_precision(manifest.precision, targets)
     path = folder / ONNX_FILE
+    read_graph(folder, manifest)  # TensorRT reads weights where a place is no number, and from files that were cut off
     require_clean(path)
     progress("parsing", 0, 2)
     builder = adapter.builder()
