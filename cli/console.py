@@ -76,7 +76,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     """
     from blockexport.models.progress import silent
 
-    if quiet:
+    if quiet or sys.stderr is None:  # closed by whoever started the program
         yield silent
         return
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
 
+EXIT_BAD = 1
+
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -42,6 +44,13 @@ def show_verdict(report: Report, *, as_json: bool = False, quiet: bool = False) 
         console.stdout_console().print(render_verdict(report) if quiet else render_table(report))
 
 
+def _doing(report: Report) -> str:
+    """What is about to be done, which may take a while."""
+    if report.exit_code != EXIT_BAD:
+        return "looking inside the graph, value by value"
+    return "looking for the place and the cause of the difference (--no-explain leaves this out)"
+
+
 def explained(judgement: Judgement, *, as_json: bool = False, quiet: bool = False) -> Report:
     """Explain a judgement whose verdict has been shown, and print the explanation (not where stdout is JSON's).
 
@@ -49,7 +58,7 @@ def explained(judgement: Judgement, *, as_json: bool = False, quiet: bool = Fals
     """
     if judgement.explain is None:
         return judgement.report
-    console.say("looking for the place and the cause of the difference (--no-explain leaves this out)", quiet=quiet)
+    console.say(_doing(judgement.report), quiet=quiet)
     try:
         with console.progress_bar(quiet=quiet) as progress:
             report = judgement.explained(progress)

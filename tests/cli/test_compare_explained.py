@@ -177,7 +177,9 @@ def test_defects_are_tried_on_the_layer_that_differs(
 
 def test_locate_on_a_file_that_passes(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(sound, "--locate", "--report", tmp_path) == 0
-    assert "Every value inside the graph stays within the floor in the calls looked into" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "Every value inside the graph stays within the floor in the calls looked into" in said.out
+    assert said.err.startswith("looking inside the graph, value by value\n")
     explanation: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())["explanation"]
     assert explanation["located"] is None and explanation["reproduced"] and explanation["tried"] == 0
     values = explanation["values"]
