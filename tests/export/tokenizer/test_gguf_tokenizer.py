@@ -174,6 +174,13 @@ def test_every_pre_tokenizer_cuts_like_llama_cpp(name: str, uncut: dict[str, Any
         assert any(other.encode(x).ids[-9:] != tokenizer.encode(x).ids[-9:] for x in mixed_lines(600))
 
 
+@pytest.mark.parametrize("name", sorted(set(PRE_TOKENIZERS) - set(_WAYS.values())))
+def test_every_other_name_is_one_of_those_ways(name: str, uncut: dict[str, Any], tmp_path: Path) -> None:
+    metadata = uncut | {"tokenizer.ggml.pre": name}
+    lines = [_alike(name, line) for line in mixed_lines(100)]
+    assert _differences(_rebuilt(metadata), _llama_cpp(_tiny_gguf(tmp_path / "tiny.gguf", metadata)), lines) == []
+
+
 def test_added_tokens_and_flags_match_llama_cpp(tmp_path: Path) -> None:
     """SentencePiece with a user-defined token, EOS added, and no space in front."""
     metadata = _metadata(_stories_gguf())
