@@ -13,6 +13,7 @@ from blockexport.compare.checks.check_greedy import greedy
 from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
+from blockexport.compare.checks.check_precision import precision
 from blockexport.compare.checks.check_slots import slots
 from blockexport.compare.checks.check_spread import spread
 from blockexport.compare.checks.check_types import types
@@ -33,6 +34,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     invariance,
     greedy,
     determinism,
+    precision,
     parameters,
     types,
     constants,

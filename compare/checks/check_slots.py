@@ -142,7 +142,7 @@ def _furthest(
         floor = floor_of([measure(run, wanted, positions) for run in runs], context.decoder.dtype)
         floor = _at_least(floor, errors, more)
         what = f"{len(names)} tensors, {len(positions)} slots each, of which the {name}"
-        outcome = judge_stretch(context, what, errors, [floor], has_top1=False)
+        outcome = judge_stretch(context, what, errors, [floor], of_cache=True)
         judged = judge_errors(errors, floor, has_top1=False)
         found.append(((bool(outcome.complaints), not outcome.doubts, _share(judged)), outcome, judged.doubtful))
     return max(found, key=lambda entry: entry[0])[1:]

@@ -18,7 +18,7 @@ _OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot 
 
 
 def judge_stretch(
-    context: CheckContext, what: str, artifact: Errors, floors: Iterable[Floor], *, has_top1: bool | None = None
+    context: CheckContext, what: str, artifact: Errors, floors: Iterable[Floor], *, of_cache: bool = False
 ) -> Outcome:
     """What there is to say of the positions of `artifact`; `what` names them in the messages.
 
@@ -27,16 +27,16 @@ def judge_stretch(
         what: the positions, for people.
         artifact: its errors there.
         floors: eager's own; the first decides, or a firmer one after it where that leaves a doubt.
-        has_top1: compare the likeliest tokens; where the outputs are logits by default.
+        of_cache: what is compared are keys or values, and not outputs.
     """
     if not len(artifact.positions_P):
         return Outcome(what, 0)
-    found, floor = judge_by(artifact, floors, has_top1=context.has_top1 if has_top1 is None else has_top1)
+    found, floor = judge_by(artifact, floors, has_top1=context.has_top1 and not of_cache)
     return Outcome(
         f"{what}: {_praise(found)}",
         len(artifact.positions_P),
         [f"{what}: {'; '.join(said)}"] if (said := _complaints(context, artifact, floor, found)) else (),
-        [f"{what}: {said}" for said in _doubts(context, artifact, floor, found.rms_limit)[:1]],
+        [f"{what}: {said}" for said in _doubts(context, artifact, floor, found.rms_limit, of_cache)[:1]],
         _figures(artifact, floor, found),
     )
 
@@ -63,10 +63,10 @@ def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: Ju
     return complaints
 
 
-def _doubts(context: CheckContext, artifact: Errors, floor: Floor, limit: float) -> list[str]:
+def _doubts(context: CheckContext, artifact: Errors, floor: Floor, limit: float, of_cache: bool) -> list[str]:
     if not floor.finite:
         return ["eager PyTorch itself gives NaN or infinity, so there is no floor"]
-    return [*doubts(artifact, limit * floor.rms), *context.doubts]
+    return [*doubts(artifact, limit * floor.rms), *([] if of_cache else context.doubts)]
 
 
 def _praise(found: Judgement) -> str:

@@ -12,6 +12,13 @@ import torch
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.tolerances import CHANCE, SIGNAL
 
+SPREAD_LEFT = 0.5  # of the reference's spread: outputs that vary less have vanished
+
+
+def spread_of(spread_P: torch.Tensor) -> float:
+    """The standard deviation of the outputs at a position, over all positions together."""
+    return float(spread_P.square().mean().sqrt())
+
 
 def doubts(errors: Errors, allowed: float) -> list[str]:
     """Why it says nothing that errors of a root mean square up to `allowed` were found; empty where it does.
@@ -24,7 +31,7 @@ def doubts(errors: Errors, allowed: float) -> list[str]:
         return ["no position was compared"]
     if not bool(errors.reference_rms_P.isfinite().all()):
         return ["the float64 reference itself is NaN or infinite"]
-    return lost_in("among the outputs of a position", float(errors.reference_spread_P.square().mean().sqrt()), allowed)
+    return lost_in("among the outputs of a position", spread_of(errors.reference_spread_P), allowed)
 
 
 def lost_in(where: str, spread: float, allowed: float) -> list[str]:

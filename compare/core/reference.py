@@ -8,7 +8,7 @@ rounding the weights alone costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -18,11 +18,19 @@ from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import FINAL_NORM
 from blockexport.models.progress import Progress, silent
 
 QUERY_BLOCK = 128  # queries whose scores exist at a time: [N, 128, S] and never [N, S, S]
 TOKEN_BLOCK = 1024  # tokens in the MLP's wide middle at a time
 VOCAB_BLOCK = 8192  # rows of the output projection widened at a time
+
+
+_ENTERED = {
+    "self_attn.o_proj": "the attention output",
+    "post_attention_layernorm": "the residual stream after attention",
+    "mlp.down_proj": "the product inside the MLP",
+}
 
 
 class Reference:
@@ -91,7 +99,7 @@ class Reference:
                 for nudge, run in zip(nudges, streams, strict=True)
             ]
         progress(label, layers, layers + 1)
-        weight = self._read("model.norm.weight")
+        weight = self._read(FINAL_NORM)
         for run in streams:
             kept = [
                 x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(run, positions, strict=True)
@@ -120,6 +128,31 @@ class Reference:
                 streams[run] = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
         progress("keys and values: layer", layers, layers)
         return found
+
+    def values(self, ids_S: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the model makes of one sequence on the way: the stream, what each module gives, and what enters the
+        output projections. Each with its name for people, in order; one layer's are in memory at a time."""
+        with torch.inference_mode():
+            x_TD = self._embed([ids_S])[0]
+        yield "the embedding", x_TD
+        cos, sin = rope_table(self.config, len(ids_S))
+        for i in range(self.config.num_hidden_layers):
+            block, found = self._block(i), Noted()
+            for name, module in block.named_modules():
+                if name in _ENTERED:
+                    module.register_forward_pre_hook(_note_input(found, _ENTERED[name]))
+                if not list(module.children()):
+                    module.register_forward_hook(_note_output(found, name))
+            with torch.inference_mode():
+                x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
+            yield from ((f"layer {i}, {name}", value) for name, value in found)
+            yield f"layer {i}, the residual stream after it", x_TD
+        with torch.inference_mode():
+            weight = self._read(FINAL_NORM)
+            normed_TD = F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps)
+            yield "the final norm", normed_TD
+            if not self.headless:
+                yield "the output head", self._project([normed_TD])[0]
 
     def _convert(self, weight: torch.Tensor) -> torch.Tensor:
         rounded = weight if self.round_weights_to is None else weight.to(self.round_weights_to)
@@ -168,6 +201,17 @@ class Reference:
             for x_TD, out in zip(normed, logits, strict=True):
                 out[:, start : start + VOCAB_BLOCK] = F.linear(x_TD, rows)
         return logits
+
+
+Noted = list[tuple[str, torch.Tensor]]
+
+
+def _note_input(found: Noted, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
+    return lambda module, inputs: found.append((name, inputs[0]))
+
+
+def _note_output(found: Noted, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
+    return lambda module, inputs, output: found.append((name, output))
 
 
 def reference_logits(

@@ -61,6 +61,7 @@ _WITHIN = {
 _NOTHING = {
     "capacity": "this check is about the end of the cache, where no output can be held against eager's",
     "types": "this check reads the graph and runs nothing: the place is in its message",
+    "precision": "this check runs eager PyTorch alone, and the file has no part in it",
     "parameters": "this check reads the file and runs nothing",
     "constants": "this check reads the file and runs nothing",
 }

@@ -48,8 +48,8 @@ REPORT_HTML = "report.html"
 NUMERICAL = {"prefill", "decode", "chunked", "spread", "last-slot", "batch", "padding", "greedy"}
 """Checks that hold outputs against the reference; the others read the file, or hold outputs against each other."""
 
-STATIC = {"parameters", "constants", "types"}
-"""Checks that run nothing."""
+STATIC = {"parameters", "constants", "types", "precision"}
+"""Checks that do not run the artifact."""
 
 _EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.NOT_JUDGED: 3}
 
@@ -88,13 +88,20 @@ class Report:
         """The verdict in a sentence."""
         of = {v: [r.name for r in self.checks if r.verdict is v] for v in Verdict}
         if self.verdict is Verdict.FAIL:
+            if "precision" in of[Verdict.FAIL]:
+                return self._message("precision")
             differs = f"differs from {self._other}" if set(of[Verdict.FAIL]) - STATIC else "is not what was asked for"
             return f"{self._what} {differs}: {', '.join(of[Verdict.FAIL])} failed"
         if self.verdict is Verdict.NOT_JUDGED:
             open_ = ", ".join(of[Verdict.NOT_JUDGED]) or "no check applies"
+            if "precision" in of[Verdict.NOT_JUDGED]:
+                open_ = self._message("precision")
             return f"{self._what} could not be judged: {open_}"
         proven = self._proven([r.name for r in self.checks])
         return proven if self.artifact["arithmetic"]["is_target"] else f"{proven}; the arithmetic is not the target's"
+
+    def _message(self, name: str) -> str:
+        return next(result.message for result in self.checks if result.name == name)
 
     @property
     def _what(self) -> str:

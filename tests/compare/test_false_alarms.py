@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blockexport.compare.checks.catalogue import ALL_CHECKS
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
@@ -68,7 +69,7 @@ def test_a_sound_file_passes(seed: int, tmp_path: Path, record_property: Record)
         record_property(TABLE, _row(seed, backend, drawn, report))
         alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is not Verdict.PASS]
         assert not alarms, f"{drawn} in {backend}: {alarms}"
-        assert len(report.checks) + len(report.skipped) == 16 and len(report.checks) >= 14
+        assert len(report.checks) + len(report.skipped) == len(ALL_CHECKS) and len(report.checks) >= 15
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ ALL = {
     "invariance",
     "greedy",
     "determinism",
+    "precision",
     "parameters",
 }
 

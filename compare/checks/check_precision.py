@@ -1,0 +1,59 @@
+"""Whether the model survives the precision it was exported in. The artifact has no part in it."""
+
+from __future__ import annotations
+
+import torch
+
+from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.noise import floor_of
+from blockexport.compare.core.power import SPREAD_LEFT, doubts, spread_of
+from blockexport.compare.core.precision_loss import first_loss, lost_weights
+from blockexport.compare.core.reference import Reference
+from blockexport.models.precision import Precision
+
+
+@check("precision", "the model survives this precision")
+def precision(context: CheckContext) -> Outcome:
+    """Eager PyTorch in the artifact's precision gives what the model gives in float64, as nearly as can be judged.
+
+    Where it does not, every artifact of that precision is as wrong, and the noise floor says nothing. It is bad where
+    numbers overflow, where weights or outputs vanish, and a wider type would hold them. Else nothing can be judged.
+    """
+    runs, dtype = next(context.runs(context.reference_positions)), context.decoder.dtype
+    errors, floor = runs[0], floor_of(runs, dtype)
+    rows = [run for i, row in enumerate(context.rows) for run in next(context.runs(range(len(row.ids_S)), i))]
+    finite = floor.finite and all(bool(run.finite_P.all()) for run in rows)
+    blind = [*doubts(errors, floor.rms_limit * floor.rms), *context.doubts]
+    spread = spread_of(errors.reference_spread_P)
+    name = str(dtype).removeprefix("torch.")
+    figures = {"error": errors.rms, "spread": spread}
+    if (finite and not blind) or not bool(errors.reference_rms_P.isfinite().all()) or not spread > 0:
+        share = errors.rms / spread if spread > 0 else 0.0
+        message = f"eager PyTorch in {name} is off by {share:.2g} of the spread of the model's outputs"
+        return Outcome(message, len(errors.positions_P), doubts=blind, figures=figures)
+    loss = first_loss(context.checkpoint, dtype, context.ids_S, headless=context.decoder.headless)
+    weights = None if dtype is torch.float32 else lost_weights(context.checkpoint, dtype)
+    vanished = spread_of(errors.spread_P) < SPREAD_LEFT * spread
+    where = weights or ("" if loss is None else loss.sentence)
+    holding = _wider_that_hold(context, dtype)
+    if (not finite or weights or vanished) and holding:
+        remedy = " or ".join(f"--{wider}" for wider in holding)
+        return Outcome("", 1, [f"{name} cannot hold this model: {where}. Export with {remedy}"], figures=figures)
+    told = [*blind[:1], *([f"the first to go is {where}"] if where else [])]
+    told += ["no wider precision holds it either: the checkpoint's own numbers are at fault"] if not holding else []
+    return Outcome("", len(errors.positions_P), doubts=told, figures=figures)
+
+
+def _wider_that_hold(context: CheckContext, dtype: torch.dtype) -> list[Precision]:
+    """Other precisions of wider range or more digits in which eager stays finite and near to float64."""
+    wider = {torch.float16: (Precision.BF16, Precision.FP32), torch.bfloat16: (Precision.FP32,)}.get(dtype, ())
+    return [one for one in wider if _holds(context, one.torch_dtype)]
+
+
+def _holds(context: CheckContext, dtype: torch.dtype) -> bool:
+    run = Reference(context.checkpoint, dtype, headless=context.decoder.headless)
+    outputs_PV = run.run([context.ids_S], [context.reference_positions], context.progress)[0]
+    errors = context.measured(outputs_PV)
+    floor = floor_of([errors], dtype)
+    return floor.finite and not doubts(errors, floor.rms_limit * floor.rms)
