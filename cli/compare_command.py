@@ -161,7 +161,13 @@ def _judge_bundle(
     backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision)
     checkpoint = open_source(manifest, model)
-    decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model)
+    decoder = open_decoder(
+        bundle,
+        backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        verify="nothing",  # a changed file is judged as it is, and a note says so
+    )
     notes = changed_files(bundle, manifest, backend)
     judgement = run_checks(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
     report = replace(judgement.report, notes=(*judgement.report.notes, *notes))

@@ -51,6 +51,20 @@ def generate(
         str | None, typer.Option("--model", help="The source checkpoint, for eager, if it has moved.")
     ] = None,
     threads: Threads = None,
+    max_sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-sequence-length",
+            "-M",
+            metavar="M",
+            min=1,
+            help="Cache slots for prompt and answer, when other than the bundle's; at most what its RoPE table holds.",
+        ),
+    ] = None,
+    verify_weights: Annotated[
+        bool,
+        typer.Option("--verify-weights", help="Compare every byte that is run with the manifest, and not a sample."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The text only: no notes, no speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
@@ -78,7 +92,13 @@ def generate(
     # A raw prompt is gone on from, spaces included; an answer stands by itself.
     after = [] if as_chat else prompt_ids
     use_threads(threads)
-    decoder = open_decoder(bundle, backend, model=model)
+    decoder = open_decoder(
+        bundle,
+        backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        verify="whole" if verify_weights else "sample",
+    )
     generation = start(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
     if as_json:
         token_ids = list(generation)

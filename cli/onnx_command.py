@@ -192,7 +192,9 @@ def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: P
     try:
         backend = usual_backend(manifest.precision)
         require_judgeable(backend, manifest.precision)
-        return run_checks(open_decoder(folder, backend), checkpoint, bundle_options(folder, backend), progress)
+        return run_checks(
+            open_decoder(folder, backend, verify="nothing"), checkpoint, bundle_options(folder, backend), progress
+        )
     except NotJudgedError as error:
         return str(error)
 

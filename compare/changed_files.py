@@ -6,8 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from blockexport.export.aoti import AOTI_FILE
-from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest, sha256_of
+from blockexport.export.bundle.file_check import check_file
+from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
+from blockexport.models.errors import UsageError
 
 _JUDGED = {"onnxruntime": ONNX_FILE, "replay": ONNX_FILE, "pt2": PT2_FILE, "aoti": AOTI_FILE}
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
@@ -34,6 +36,10 @@ def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, 
 
 
 def _is_listed(path: Path, entry: FileEntry | None) -> bool:
-    if entry is None or not path.is_file() or path.stat().st_size != entry.bytes:
+    if entry is None:
         return False
-    return sha256_of(path) == entry.sha256
+    try:
+        check_file(path, entry, whole=True)
+    except UsageError:
+        return False
+    return True

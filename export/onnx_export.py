@@ -11,10 +11,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from blockexport.export.bundle.bundle import file_entries
+from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.genai_config import genai_config
 from blockexport.export.bundle.manifest import (
     ONNX_FILE,
-    FileEntry,
     Manifest,
     Port,
     SourceRecord,
@@ -134,7 +134,7 @@ def _manifest(
     rows: int,
     others: Sequence[str],
 ) -> Manifest:
-    files = {name: FileEntry(entry.sha256, entry.bytes) for name, entry in weights.files.items()}
+    files = {name: file_entry(folder / name, sha256=entry.sha256) for name, entry in weights.files.items()}
     files |= file_entries(folder, [ROPE_FILE, *others])
     made_from = {name: files[name].sha256 for name in (*weights.files, ROPE_FILE)}
     files |= file_entries(folder, [ONNX_FILE], made_from)
@@ -151,6 +151,8 @@ def _manifest(
         last_logits_only=options.last_logits_only,
         inputs=tuple(_port(value) for value in model.graph.inputs),
         outputs=tuple(_port(value) for value in model.graph.outputs),
+        opset=model.opset_imports[""],
+        ir_version=model.ir_version,
         weights_digest=combined_digest(entry.sha256 for _, entry in sorted(weights.files.items())),
         files=dict(sorted(files.items())),
         conversion=weights.report.to_json(),

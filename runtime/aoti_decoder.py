@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from blockexport.export.aoti import AOTI_FILE, AOTI_INFO, AOTI_SCHEMA, instructions
+from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
@@ -41,6 +42,9 @@ class AotiDecoder(Decoder):
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless
         check_machine(path.with_name(AOTI_INFO))
+        if package_folder is None and AOTI_FILE in manifest.files:
+            # Machine code: nothing of it runs that was not compared.
+            check_file(path, manifest.files[AOTI_FILE], whole=True)
         try:
             self._run_package = torch._inductor.aoti_load_package(str(path))
         except RuntimeError as error:

@@ -12,6 +12,7 @@ import onnx
 import torch
 
 from blockexport.export.bundle.check_graph import REMEDY, read_graph
+from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
@@ -39,6 +40,7 @@ class OnnxDecoder(Decoder):
         low_memory: map the weights instead of repacking them: a fraction of the memory and of the start-up time, for
             steps that take about a fifth longer.
         threads: threads inside an operator; 0 takes as many as PyTorch has.
+        verify: how the files are compared with the manifest.
     """
 
     def __init__(
@@ -49,13 +51,16 @@ class OnnxDecoder(Decoder):
         max_sequence_length: int | None = None,
         low_memory: bool = False,
         threads: int = 0,
+        verify: Verify = "sample",
     ) -> None:
         self.config = manifest.config
         self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
         self.dtype = manifest.precision.torch_dtype
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless
-        self._session = _session(folder, manifest, self.max_sequence_length, low_memory, threads)
+        graph = read_graph(folder, manifest)
+        check_artifact(folder, manifest, ONNX_FILE, verify)
+        self._session = _session(folder, manifest, graph, self.max_sequence_length, low_memory, threads)
         self._input = io_names.INPUTS_EMBEDS if self.headless else io_names.INPUT_IDS
         self.reset()
 
@@ -111,9 +116,8 @@ class OnnxDecoder(Decoder):
 
 
 def _session(
-    folder: Path, manifest: Manifest, max_sequence_length: int, low_memory: bool, threads: int
+    folder: Path, manifest: Manifest, graph: onnx.ModelProto, max_sequence_length: int, low_memory: bool, threads: int
 ) -> ort.InferenceSession:
-    graph = read_graph(folder, manifest)
     options = session_options(threads)
     if low_memory:
         options.add_session_config_entry("session.disable_prepacking", "1")

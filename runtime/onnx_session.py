@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.runtime.threads import most_threads
 
 __all__ = ["open_session", "ort", "session_options"]
 
@@ -37,8 +38,14 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     """Options with `threads` inside an operator (0: as many as PyTorch has), and with errors coming as exceptions
     alone.
 
+    Raises:
+        UsageError: more threads than any machine has a use for.
+
     Threads that wait for work spin between the parts of a run, and sleep between runs: PyTorch has its turn then.
     """
+    most = most_threads()
+    if not 0 <= threads <= most:
+        raise UsageError(f"threads is {threads}, and must be 0 (as many as PyTorch has) to {most} on this machine")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.add_session_config_entry("session.force_spinning_stop", "1")

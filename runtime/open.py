@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
@@ -19,6 +20,7 @@ def open_decoder(
     model: str | None = None,
     low_memory: bool = False,
     threads: int = 0,
+    verify: Verify = "sample",
 ) -> Decoder:
     """The decoder of the bundle in `folder`, with an empty cache of one row.
 
@@ -30,8 +32,12 @@ def open_decoder(
         low_memory: map the weights instead of repacking them (onnxruntime).
         threads: threads inside an operator (onnxruntime); 0 takes as many as PyTorch has.
 
+        verify: how the files that are run are compared with the manifest: `sample` reads some pages of each, which
+            takes milliseconds and tells another model's weights; `whole` reads all; `nothing` runs them as they are.
+            Compiled code (aoti, tensorrt) is always compared whole.
+
     Raises:
-        UsageError: no such backend, no such bundle, a damaged artifact.
+        UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.
     """
     manifest = read_manifest(folder)
     # A runtime is imported only when it is asked for.
@@ -39,16 +45,21 @@ def open_decoder(
         from blockexport.runtime.onnx_decoder import OnnxDecoder
 
         return OnnxDecoder(
-            folder, manifest, max_sequence_length=max_sequence_length, low_memory=low_memory, threads=threads
+            folder,
+            manifest,
+            max_sequence_length=max_sequence_length,
+            low_memory=low_memory,
+            threads=threads,
+            verify=verify,
         )
     if backend == "replay":
         from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 
-        return ReplayDecoder.open(folder, manifest, max_sequence_length=max_sequence_length)
+        return ReplayDecoder.open(folder, manifest, max_sequence_length=max_sequence_length, verify=verify)
     if backend == "pt2":
         from blockexport.runtime.pt2_decoder import Pt2Decoder
 
-        return Pt2Decoder(folder, manifest, max_sequence_length=max_sequence_length)
+        return Pt2Decoder(folder, manifest, max_sequence_length=max_sequence_length, verify=verify)
     if backend in ("tensorrt", "tensorrt-rtx"):
         return _tensorrt(folder, manifest, backend, max_sequence_length)
     if backend == "aoti":

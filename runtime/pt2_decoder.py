@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import PT2_FILE, Manifest, Port
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import UsageError
@@ -19,7 +20,14 @@ _REMEDY = "Copy the whole bundle again, or export it again with --pt2"
 class Pt2Decoder(Decoder):
     """The exported program of a bundle. It is pure: each run hands back new caches."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, max_sequence_length: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        max_sequence_length: int | None = None,
+        verify: Verify = "sample",
+    ) -> None:
         path = folder / PT2_FILE
         if not path.is_file():
             raise UsageError(f"{folder} has no {PT2_FILE}: export with --pt2 to have one")
@@ -35,6 +43,7 @@ class Pt2Decoder(Decoder):
         self.headless = manifest.headless
         program = _load(path)
         _check_interface(path, program, manifest)
+        check_artifact(folder, manifest, PT2_FILE, verify)
         self._program = program.module()
         self.reset()
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.golden_file import GoldenVectors
-from blockexport.export.bundle.manifest import Manifest, sha256_of
-from blockexport.models.errors import DamagedBundleError
+from blockexport.export.bundle.manifest import Manifest
+from blockexport.models.errors import DamagedBundleError, UsageError
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -44,21 +45,10 @@ def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -
     for i, (name, entry) in enumerate(sorted(manifest.files.items())):
         progress("files", i, len(manifest.files))
         path = folder / name
-        if not path.is_file():
-            raise DamagedBundleError(
-                f"{path} is missing, and the manifest lists it: copy the whole bundle, or export it again"
-            )
-        size = path.stat().st_size
-        if size != entry.bytes:
-            raise DamagedBundleError(
-                f"{path} has {size} bytes and the manifest says {entry.bytes}: copy the bundle again"
-            )
-        digest = sha256_of(path)
-        if digest != entry.sha256:
-            raise DamagedBundleError(
-                f"{path} has the SHA-256 {digest} and the manifest says {entry.sha256}: the file was changed or "
-                "damaged, copy the bundle again"
-            )
+        try:
+            check_file(path, entry, whole=True)
+        except UsageError as error:
+            raise DamagedBundleError(str(error)) from error
         for source, made_from in entry.made_from.items():
             if source not in manifest.files or manifest.files[source].sha256 != made_from:
                 raise DamagedBundleError(f"{path} was made from another {source} than the bundle holds: make it again")

@@ -27,12 +27,17 @@ def use_threads(asked: int | None = None) -> int:
     """
     import torch
 
-    limit = max(LIMIT, os.cpu_count() or 1)
+    limit = most_threads()
     if asked is not None and not 1 <= asked <= limit:
         raise UsageError(f"--threads {asked} is outside 1..{limit}: choose at most the cores of this machine")
     count = asked or _environment() or usable_cores()
     torch.set_num_threads(count)
     return count
+
+
+def most_threads() -> int:
+    """The most threads that may be asked for: tens of thousands would hang the process."""
+    return max(LIMIT, os.cpu_count() or 1)
 
 
 def usable_cores(system: Path = Path("/")) -> int:

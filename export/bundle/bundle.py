@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,
     read_manifest,
-    sha256_of,
     write_beside_manifest,
 )
 from blockexport.export.output.atomic_write import locked, rename_together
@@ -20,9 +20,7 @@ from blockexport.models.errors import UsageError
 
 def file_entries(folder: Path, names: Iterable[str], made_from: dict[str, str] | None = None) -> dict[str, FileEntry]:
     """Manifest entries of files that lie in a bundle's folder."""
-    return {
-        name: FileEntry(sha256_of(folder / name), (folder / name).stat().st_size, made_from or {}) for name in names
-    }
+    return {name: file_entry(folder / name, made_from) for name in names}
 
 
 def add_files(
@@ -50,7 +48,7 @@ def add_files(
     names = ", ".join(files)
     if not all(path.is_file() for path in files.values()):
         raise UsageError(f"{folder} was replaced while {names} was made, which went with it: make it again")
-    entries = {name: FileEntry(sha256_of(path), path.stat().st_size, dict(made_from)) for name, path in files.items()}
+    entries = {name: file_entry(path, made_from) for name, path in files.items()}
     with locked(folder):
         manifest = read_manifest(folder)
         now = {name: entry.sha256 for name, entry in manifest.files.items()}

@@ -28,7 +28,7 @@ from blockexport.models.precision import Precision
 from blockexport.models.regular_file import is_there, open_regular, read_bytes
 from blockexport.models.strict_json import read_record
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ONNX_FILE = "model.onnx"
 PT2_FILE = "model.pt2"
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -66,10 +66,12 @@ class Port:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a bundle. `made_from` maps names of files it was derived from to their sha256 at that time."""
+    """One file of a bundle. `made_from` maps names of files it was derived from to their sha256 at that time;
+    `sampled_sha256` is that of some of its pages (`file_check.py`)."""
 
     sha256: str
     bytes: int
+    sampled_sha256: str
     made_from: dict[str, str] = field(default_factory=dict)
 
 
@@ -96,6 +98,8 @@ class Manifest:
     last_logits_only: bool
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    opset: int
+    ir_version: int
     weights_digest: str
     files: dict[str, FileEntry]
     conversion: dict[str, Any] = field(default_factory=dict)
@@ -223,7 +227,7 @@ def check_manifest(manifest: Manifest) -> None:
 def _check_file(name: str, entry: FileEntry) -> None:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ValueError(f"files lists {name!r}, and must list none outside of the bundle")
-    for digest in (entry.sha256, *entry.made_from.values()):
+    for digest in (entry.sha256, entry.sampled_sha256, *entry.made_from.values()):
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"files[{name!r}] has the hash {digest!r}, and must have 64 hexadecimal digits")
     if entry.bytes < 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.check_graph import read_graph
+from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
@@ -50,7 +51,9 @@ class ReplayDecoder(Decoder):
         self.reset()
 
     @classmethod
-    def open(cls, folder: Path, manifest: Manifest, *, max_sequence_length: int | None = None) -> ReplayDecoder:
+    def open(
+        cls, folder: Path, manifest: Manifest, *, max_sequence_length: int | None = None, verify: Verify = "sample"
+    ) -> ReplayDecoder:
         """The decoder of a bundle.
 
         Raises:
@@ -64,6 +67,7 @@ class ReplayDecoder(Decoder):
                 "table: export again with a larger --max-sequence-length"
             )
         read_graph(folder, manifest)  # refuses what is not this bundle's decoder
+        check_artifact(folder, manifest, ONNX_FILE, verify)
         graph = ReplayGraph.load(folder / ONNX_FILE)
         dtype, last = manifest.precision.torch_dtype, manifest.last_logits_only
         return cls(graph, manifest.config, dtype, slots, last_logits_only=last)

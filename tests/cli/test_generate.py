@@ -137,10 +137,17 @@ def test_defaults_come_from_generation_config(bundle: Path, capsys: pytest.Captu
     assert stopped["finish_reason"] == "stop token"
 
 
+def test_a_prompt_beyond_the_cache_goes_with_more_slots(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _json(capsys, bundle, "word " * 100, "-M", "400", "-n", "3")
+    assert len(answer["prompt_ids"]) > 64 and len(answer["token_ids"]) == 3
+    code, _, err = _run(capsys, bundle, PROMPT, "-M", "513")
+    assert code == 2 and "513 is outside 1..512, the rows of this file's RoPE table" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["word " * 100], ["the cache 64 slots", "--max-sequence-length"]),
+        (["word " * 100], ["the cache 64 slots", "max_sequence_length", "generate -M"]),
         ([PROMPT, "--temperature", "-1"], ["temperature is -1"]),
         ([PROMPT, "--top-p", "0"], ["top-p is 0"]),
         ([PROMPT, "--backend", "abacus"], ["abacus", "onnxruntime"]),

@@ -20,6 +20,7 @@ import pytest
 from onnx import helper
 
 from blockexport.cli.main import main
+from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import read_manifest, sha256_of, write_manifest
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
@@ -190,7 +191,7 @@ def reseal(bundle: Path, model: onnx.ModelProto) -> None:
     (bundle / "model.onnx").write_bytes(model.SerializeToString())
     manifest = read_manifest(bundle)
     file = bundle / "model.onnx"
-    entry = replace(manifest.files["model.onnx"], sha256=sha256_of(file), bytes=file.stat().st_size)
+    entry = file_entry(file, manifest.files["model.onnx"].made_from)
     write_manifest(bundle, replace(manifest, files={**manifest.files, "model.onnx": entry}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 
 from blockexport.cli.main import main
 from blockexport.export.aoti import AOTI_FILE, AOTI_INFO
-from blockexport.export.bundle.manifest import MANIFEST, read_manifest, sha256_of
+from blockexport.export.bundle.file_check import file_entry
+from blockexport.export.bundle.manifest import MANIFEST, read_manifest
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint
@@ -126,7 +128,7 @@ def test_a_package_for_another_machine_is_refused_by_name(
     info = json.loads((bundle / AOTI_INFO).read_text())
     (bundle / AOTI_INFO).write_text(json.dumps({**info, key: value}))
     data = json.loads((bundle / MANIFEST).read_text())
-    data["files"][AOTI_INFO].update(sha256=sha256_of(bundle / AOTI_INFO), bytes=(bundle / AOTI_INFO).stat().st_size)
+    data["files"][AOTI_INFO] = asdict(file_entry(bundle / AOTI_INFO))
     (bundle / MANIFEST).write_text(json.dumps(data))
     done = cpp_build.attempt([str(built / "selftest"), str(bundle)])
     assert done.returncode == 2

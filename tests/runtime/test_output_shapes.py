@@ -38,7 +38,7 @@ def cut_bundle(bundle: Path, folder: Path, name: str) -> Path:
 def test_an_output_of_another_shape_is_the_artifacts_fault(
     bundle: Path, tmp_path: Path, name: str, backend: str
 ) -> None:
-    decoder = open_decoder(cut_bundle(bundle, tmp_path / "cut", name), backend, threads=1)
+    decoder = open_decoder(cut_bundle(bundle, tmp_path / "cut", name), backend, threads=1, verify="nothing")
     decoder.reset(2)
     said = rf"{re.escape(CUTS[name][1])} comes out as .* and should be \[2, .*\], on 2 x 9 tokens from position 0 on"
     with pytest.raises(ArtifactError, match=said):

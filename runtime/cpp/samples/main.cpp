@@ -4,7 +4,8 @@
 //     chat BUNDLE                                      a conversation; an empty line or end of input leaves
 //
 // Options: --raw (no chat template), --max-new-tokens N, --temperature T, --top-k K, --top-p P, --seed S,
-//          --backend NAME, --provider NAME, --threads N, --low-memory, --quiet (no speed on stderr)
+//          --max-sequence-length M (cache slots, when other than the bundle's), --backend NAME, --provider NAME,
+//          --threads N, --low-memory, --verify-weights (every byte against the manifest), --quiet (no speed on stderr)
 #include <blockexport/blockexport.h>
 
 #include <cstdlib>
@@ -34,6 +35,7 @@ Arguments read_arguments(int argc, char** argv) {
       {"--temperature", [&](const std::string& value) { made.temperature = std::stod(value); }},
       {"--top-k", [&](const std::string& value) { made.top_k = std::stoll(value); }},
       {"--top-p", [&](const std::string& value) { made.top_p = std::stod(value); }},
+      {"--max-sequence-length", [&](const std::string& value) { made.decoder.max_sequence_length = std::stoll(value); }},
       {"--seed", [&](const std::string& value) { made.seed = std::stoull(value); }},
       {"--backend", [&](const std::string& value) { made.decoder.backend = value; }},
       {"--provider", [&](const std::string& value) { made.decoder.provider = value; }},
@@ -54,6 +56,8 @@ Arguments read_arguments(int argc, char** argv) {
       made.quiet = true;
     } else if (word == "--low-memory") {
       made.decoder.low_memory = true;
+    } else if (word == "--verify-weights") {
+      made.decoder.verify_weights = true;
     } else if (word.rfind("--", 0) == 0) {
       throw blockexport::Error("there is no option " + word + ": the first lines of main.cpp list them");
     } else if (made.bundle.empty()) {

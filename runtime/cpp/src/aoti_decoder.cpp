@@ -129,6 +129,7 @@ std::unique_ptr<Decoder> open_aoti(Manifest manifest) {
     throw Error(manifest.folder.string() + " has no " + kPackage + ": `blockexport aoti BUNDLE` makes one");
   }
   check_machine(manifest);
+  verify_file(manifest, kPackage, true);  // machine code: nothing of it runs that was not compared
   const std::string package = manifest.file(kPackage).string();
   try {
     return std::make_unique<AotiDecoder>(std::move(manifest));

@@ -22,6 +22,12 @@ struct DeclaredPort {
 void check_ports(const std::vector<Port>& expected, const std::vector<DeclaredPort>& declared, const std::string& kind,
                  const std::string& artifact);
 
+/// Whether a port is the key or value cache of a layer, [batch_size, K, M, H].
+bool is_cache(const Port& port);
+
+/// Throws Error when the caches of `batch_size` rows are more than the memory of this machine.
+void check_memory(const Manifest& manifest, std::int64_t batch_size);
+
 /// Elements of one layer's key (or value) cache of `batch_size` rows, [batch_size, K, M, H].
 std::int64_t cache_elements(const Manifest& manifest, std::int64_t batch_size);
 

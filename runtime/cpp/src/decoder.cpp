@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "backends.h"
@@ -39,6 +40,7 @@ std::int64_t Decoder::room() const {
 
 void Decoder::reset(std::int64_t batch_size) {
   if (batch_size < 1) throw Error("a cache of " + std::to_string(batch_size) + " rows was asked for: use at least 1");
+  check_memory(manifest_, batch_size);
   lengths_.assign(static_cast<std::size_t>(batch_size), 0);
   allocate(batch_size);
 }
@@ -57,8 +59,10 @@ Logits Decoder::prefill(const Inputs& inputs, const std::vector<std::int64_t>& l
   }
   std::vector<std::int64_t> positions;
   positions.reserve(static_cast<std::size_t>(std::max<std::int64_t>(inputs.count, 0)));
-  for (const std::int64_t start : lengths_) {
-    for (std::int64_t i = 0; i < length; ++i) positions.push_back(start + i);
+  for (std::size_t row = 0; row < lengths_.size(); ++row) {
+    // The artifact takes a row's logits at its highest position, so padding repeats that of the last token.
+    const std::int64_t last = (lengths.empty() || !manifest_.last_logits_only ? length : lengths[row]) - 1;
+    for (std::int64_t i = 0; i < length; ++i) positions.push_back(lengths_[row] + std::min(i, last));
   }
   const Logits logits = forward(inputs, positions);
   for (std::size_t row = 0; row < lengths_.size(); ++row) lengths_[row] += lengths.empty() ? length : lengths[row];
@@ -97,14 +101,18 @@ void Decoder::check(const Inputs& inputs, const std::vector<std::int64_t>& posit
   const std::int64_t length = inputs.count / rows;
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto* line = position_ids.data() + row * length;
-    for (std::int64_t i = 1; i < length; ++i) {
-      if (line[i] != line[0] + i) throw Error("positions must count up by one along each row: new keys are one slice");
+    // With last_logits_only what follows the highest position is padding.
+    const auto* const end = manifest_.last_logits_only ? std::max_element(line, line + length) + 1 : line + length;
+    for (const auto* at = line + 1; at < line + length; ++at) {
+      if (at < end ? *at != at[-1] + 1 : *at < 0) {
+        throw Error("positions must count up by one along each row: new keys are one slice");
+      }
     }
     // Written so that no position can overflow the sum.
     if (line[0] < 0 || line[0] > max_sequence_length() - length) {
       throw Error(std::to_string(length) + " tokens (padding included) at position " + std::to_string(line[0]) +
                   " do not fit into the " + std::to_string(max_sequence_length()) +
-                  " cache slots: shorten the input or export with a larger --max-sequence-length");
+                  " cache slots: shorten the input, or open the bundle with a larger max_sequence_length");
     }
   }
   for (std::int64_t i = 0; inputs.ids != nullptr && i < inputs.count; ++i) {
@@ -114,6 +122,27 @@ void Decoder::check(const Inputs& inputs, const std::vector<std::int64_t>& posit
     }
   }
 }
+
+namespace {
+
+// More than a processor can run only wait for each other; tens of thousands hang the process.
+int most_threads() { return std::max(64, static_cast<int>(std::thread::hardware_concurrency())); }
+
+void redeclare(Manifest& manifest, std::int64_t slots) {
+  if (slots < 1 || slots > manifest.rope_table_rows) {
+    throw Error("max_sequence_length " + std::to_string(slots) + " is outside 1.." +
+                std::to_string(manifest.rope_table_rows) +
+                ", the rows of this bundle's RoPE table: export again with a larger --max-sequence-length");
+  }
+  manifest.max_sequence_length = slots;
+  for (auto* ports : {&manifest.inputs, &manifest.outputs}) {
+    for (Port& port : *ports) {
+      if (is_cache(port)) port.shape.at(2) = slots;
+    }
+  }
+}
+
+}  // namespace
 
 std::vector<std::string> backends() {
   std::vector<std::string> names;
@@ -146,7 +175,12 @@ std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const
     throw Error("threads, low_memory and provider concern the back end onnxruntime, and this is " + backend +
                 ": leave them out");
   }
+  if (options.threads < 0 || options.threads > most_threads()) {
+    throw Error("threads is " + std::to_string(options.threads) + ", and must be 0 (the runtime's own choice) to " +
+                std::to_string(most_threads()) + " on this machine");
+  }
   Manifest manifest = read_manifest(bundle);
+  if (options.max_sequence_length != 0) redeclare(manifest, options.max_sequence_length);
 #ifdef BLOCKEXPORT_WITH_ONNXRUNTIME
   if (is_onnxruntime) return open_onnxruntime(std::move(manifest), options);
 #endif

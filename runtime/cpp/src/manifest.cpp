@@ -1,9 +1,12 @@
 #include "blockexport/manifest.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <utility>
 
+#include "backends.h"
 #include "blockexport/error.h"
 #include "sha256.h"
 
@@ -11,6 +14,10 @@ namespace blockexport {
 namespace {
 
 using Json = nlohmann::json;
+
+struct Invalid : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 constexpr std::pair<DType, const char*> kTypes[] = {{DType::kInt64, "int64"},
                                                     {DType::kInt32, "int32"},
@@ -42,10 +49,37 @@ std::map<std::string, FileEntry> read_files(const Json& list) {
     if (path.is_absolute() || name.find("..") != std::string::npos) {
       throw Error("the manifest lists the file \"" + name + "\" outside of the bundle: do not trust this bundle");
     }
-    files[name] = {entry.at("sha256"), entry.at("bytes"),
+    files[name] = {entry.at("sha256"), entry.at("sampled_sha256"), entry.at("bytes"),
                    entry.at("made_from").get<std::map<std::string, std::string>>()};
   }
   return files;
+}
+
+// Numbers that no export writes, and that would ask for impossible caches.
+void check_numbers(const Manifest& manifest) {
+  const std::pair<const char*, std::int64_t> positive[] = {{"vocab_size", manifest.vocab_size},
+                                                           {"hidden_size", manifest.hidden_size},
+                                                           {"num_hidden_layers", manifest.num_hidden_layers},
+                                                           {"num_key_value_heads", manifest.num_key_value_heads},
+                                                           {"head_dim", manifest.head_dim},
+                                                           {"max_sequence_length", manifest.max_sequence_length}};
+  for (const auto& [name, value] : positive) {
+    if (value < 1) throw Invalid(std::string(name) + " is " + std::to_string(value) + ", and must be above 0");
+  }
+  if (manifest.max_sequence_length > manifest.rope_table_rows) {
+    throw Invalid("max_sequence_length is " + std::to_string(manifest.max_sequence_length) + ", and must be within 1.." +
+                  std::to_string(manifest.rope_table_rows) + ", the rope_table_rows");
+  }
+  for (const auto* ports : {&manifest.inputs, &manifest.outputs}) {
+    for (const Port& port : *ports) {
+      if (!is_cache(port)) continue;
+      const std::vector<std::variant<std::string, std::int64_t>> sizes = {
+          manifest.num_key_value_heads, manifest.max_sequence_length, manifest.head_dim};
+      if (port.shape.size() != 4 || !std::equal(sizes.begin(), sizes.end(), port.shape.begin() + 1)) {
+        throw Invalid("the shape of " + port.name + " is not [batch_size, num_key_value_heads, max_sequence_length, head_dim]");
+      }
+    }
+  }
 }
 
 Manifest from_json(const Json& data, const std::filesystem::path& folder) {
@@ -61,6 +95,7 @@ Manifest from_json(const Json& data, const std::filesystem::path& folder) {
   made.num_key_value_heads = config.at("num_key_value_heads");
   made.head_dim = config.at("head_dim");
   made.max_sequence_length = data.at("max_sequence_length");
+  made.rope_table_rows = data.at("rope_table_rows");
   made.bos_token_id = config.at("bos_token_id").is_null() ? -1 : config.at("bos_token_id").get<std::int64_t>();
   made.eos_token_ids = config.at("eos_token_ids").get<std::vector<std::int64_t>>();
   made.headless = data.at("headless");
@@ -68,6 +103,7 @@ Manifest from_json(const Json& data, const std::filesystem::path& folder) {
   made.inputs = read_ports(data.at("inputs"));
   made.outputs = read_ports(data.at("outputs"));
   made.files = read_files(data.at("files"));
+  check_numbers(made);
   return made;
 }
 
@@ -121,23 +157,37 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
     return from_json(data, bundle);
   } catch (const Json::exception& error) {
     throw Error(path.string() + " is damaged (" + error.what() + "): export the bundle again");
+  } catch (const Invalid& error) {
+    throw Error(path.string() + " is damaged (" + error.what() + "): export the bundle again");
   }
+}
+
+void verify_file(const Manifest& manifest, const std::string& name, bool whole) {
+  const std::filesystem::path path = manifest.file(name);
+  const FileEntry& entry = manifest.files.at(name);
+  const std::uint64_t bytes = std::filesystem::file_size(path);
+  if (bytes != entry.bytes) {
+    throw Error(path.string() + " has " + std::to_string(bytes) + " bytes and the manifest says " +
+                std::to_string(entry.bytes) + ": copy the bundle again");
+  }
+  const std::string found = whole ? sha256_of(path) : sampled_sha256_of(path);
+  const std::string& listed = whole ? entry.sha256 : entry.sampled_sha256;
+  if (found != listed) {
+    throw Error(path.string() + " has the SHA-256 " + found + (whole ? "" : " in its sampled pages") +
+                " and the manifest says " + listed + ": it is another file, or damaged; copy the bundle again");
+  }
+}
+
+void verify_with_sources(const Manifest& manifest, const std::string& name, bool whole) {
+  verify_file(manifest, name, whole);
+  for (const auto& [source, sha256] : manifest.files.at(name).made_from) verify_file(manifest, source, whole);
 }
 
 void verify_files(const Manifest& manifest, const std::function<void(const std::string&)>& each) {
   for (const auto& [name, entry] : manifest.files) {
     if (each) each(name);
+    verify_file(manifest, name, true);
     const std::filesystem::path path = manifest.file(name);
-    const std::uint64_t bytes = std::filesystem::file_size(path);
-    if (bytes != entry.bytes) {
-      throw Error(path.string() + " has " + std::to_string(bytes) + " bytes and the manifest says " +
-                  std::to_string(entry.bytes) + ": copy the bundle again");
-    }
-    const std::string sha256 = sha256_of(path);
-    if (sha256 != entry.sha256) {
-      throw Error(path.string() + " has the SHA-256 " + sha256 + " and the manifest says " + entry.sha256 +
-                  ": the file was changed or damaged, copy the bundle again");
-    }
     for (const auto& [source, made_from] : entry.made_from) {
       const auto found = manifest.files.find(source);
       if (found == manifest.files.end() || found->second.sha256 != made_from) {

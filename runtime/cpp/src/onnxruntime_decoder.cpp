@@ -2,12 +2,14 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <new>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "backends.h"
 #include "blockexport/error.h"
 #include "half.h"
+#include "redeclare.h"
 #include "resident.h"
 
 namespace blockexport {
@@ -36,7 +38,10 @@ std::string type_name(ONNXTensorElementDataType type) {
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes) : bytes_(bytes), memory_(std::calloc(bytes + kAlignment, 1)) {
-    if (memory_ == nullptr) throw std::bad_alloc();
+    if (memory_ == nullptr) {
+      throw Error("a cache tensor of " + std::to_string(bytes) +
+                  " bytes was refused memory: take fewer rows, or a smaller max_sequence_length");
+    }
     const auto address = reinterpret_cast<std::uintptr_t>(memory_);
     start_ = static_cast<std::byte*>(memory_) + (kAlignment - address % kAlignment) % kAlignment;
   }
@@ -60,7 +65,7 @@ class OnnxRuntimeDecoder final : public Decoder {
   OnnxRuntimeDecoder(Manifest from, const DecoderOptions& options)
       : Decoder(std::move(from)),
         environment_(quiet_environment()),
-        session_(environment_, manifest().file(kModel).c_str(), session_options(options)),
+        session_(open_session(environment_, manifest(), options)),
         on_host_(options.provider == "cpu"),
         device_(options.provider == "cpu" ? "Cpu" : "Cuda", OrtDeviceAllocator, options.device, OrtMemTypeDefault),
         host_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {
@@ -76,6 +81,17 @@ class OnnxRuntimeDecoder final : public Decoder {
     Ort::Env made(ORT_LOGGING_LEVEL_FATAL, "blockexport");
     made.DisableTelemetryEvents();
     return made;
+  }
+
+  static Ort::Session open_session(const Ort::Env& environment, const Manifest& manifest, const DecoderOptions& options) {
+    const std::filesystem::path path = manifest.file(kModel);
+    Ort::SessionOptions made = session_options(options);
+    if (options.max_sequence_length == 0) return {environment, path.c_str(), made};
+    std::ifstream file(path, std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(file), {}};
+    const std::string declared = with_max_sequence_length(content, manifest.max_sequence_length, path.string());
+    made.AddConfigEntry("session.model_external_initializers_file_folder_path", manifest.folder.string().c_str());
+    return {environment, declared.data(), declared.size(), made};
   }
 
   static Ort::SessionOptions session_options(const DecoderOptions& options) {
@@ -225,13 +241,25 @@ class OnnxRuntimeDecoder final : public Decoder {
 
 }  // namespace
 
+namespace {
+
+/// What to add where this ONNX Runtime is too old for any bundle: TensorScatter has kernels from 1.25 on.
+std::string needed() {
+  const std::string version = Ort::GetVersionString();
+  const bool old = version.rfind("1.", 0) == 0 && std::atoi(version.c_str() + 2) < 25;
+  return old ? ". A bundle needs ONNX Runtime 1.25 or later: link the library of the Python wheel (onnxruntime/capi)" : "";
+}
+
+}  // namespace
+
 std::unique_ptr<Decoder> open_onnxruntime(Manifest manifest, const DecoderOptions& options) {
   const std::string artifact = (manifest.folder / kModel).string();
+  verify_with_sources(manifest, kModel, options.verify_weights);
   try {
     return std::make_unique<OnnxRuntimeDecoder>(std::move(manifest), options);
   } catch (const Ort::Exception& error) {
     throw Error("ONNX Runtime " + Ort::GetVersionString() + " does not load " + artifact + " on " + options.provider +
-                ": " + error.what());
+                ": " + error.what() + needed());
   }
 }
 

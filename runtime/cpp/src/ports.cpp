@@ -1,3 +1,9 @@
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+#include <sstream>
+
 #include "backends.h"
 #include "blockexport/error.h"
 
@@ -45,6 +51,30 @@ void check_ports(const std::vector<Port>& expected, const std::vector<DeclaredPo
                   shown(sizes(want)) + ": export the bundle again");
     }
   }
+}
+
+bool is_cache(const Port& port) {
+  return port.name.rfind("past_key_values.", 0) == 0 || port.name.rfind("present.", 0) == 0;
+}
+
+void check_memory(const Manifest& manifest, std::int64_t batch_size) {
+#ifdef _SC_PHYS_PAGES
+  // In floating point, where no product overflows.
+  const double bytes = 2.0 * static_cast<double>(manifest.num_hidden_layers) * static_cast<double>(batch_size) *
+                       static_cast<double>(manifest.num_key_value_heads) *
+                       static_cast<double>(manifest.max_sequence_length) * static_cast<double>(manifest.head_dim) *
+                       static_cast<double>(size_of(manifest.dtype));
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (memory > 0 && bytes > memory) {
+    std::ostringstream out;
+    out.precision(3);
+    out << "a cache of " << batch_size << " rows of " << manifest.max_sequence_length << " slots takes " << bytes / 0x1p30
+        << " GiB, and this machine has " << memory / 0x1p30 << " GiB: take fewer rows, or a smaller max_sequence_length";
+    throw Error(out.str());
+  }
+#else
+  (void)manifest, (void)batch_size;
+#endif
 }
 
 std::int64_t cache_elements(const Manifest& manifest, std::int64_t batch_size) {

@@ -1,6 +1,5 @@
 #include "sha256.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <fstream>
@@ -25,6 +24,26 @@ std::uint32_t rotated(std::uint32_t value, unsigned by) { return value >> by | v
 
 class Sha256 {
  public:
+  void update(const unsigned char* bytes, std::size_t count) {
+    total_ += count;
+    for (; left_ > 0 && left_ < 64 && count > 0; --count) rest_[left_++] = *bytes++;
+    if (left_ == 64) block(rest_.data()), left_ = 0;
+    for (; count >= 64; bytes += 64, count -= 64) block(bytes);
+    for (; count > 0; --count) rest_[left_++] = *bytes++;
+  }
+
+  /// The digest; nothing may be added behind it.
+  std::string finish() {
+    // Padding: a one bit, zeros, and the length in bits.
+    std::vector<unsigned char> tail(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(left_));
+    tail.push_back(0x80);
+    while (tail.size() % 64 != 56) tail.push_back(0);
+    for (unsigned shift = 64; shift > 0; shift -= 8) tail.push_back(static_cast<unsigned char>(total_ * 8 >> (shift - 8)));
+    for (std::size_t at = 0; at < tail.size(); at += 64) block(tail.data() + at);
+    return hex();
+  }
+
+ private:
   void block(const unsigned char* bytes) {
     std::array<std::uint32_t, 64> w;
     for (std::size_t i = 0; i < 16; ++i) {
@@ -57,37 +76,52 @@ class Sha256 {
     return out;
   }
 
- private:
+  std::array<unsigned char, 64> rest_{};  // of a block that is not full yet: `left_` bytes
+  std::size_t left_ = 0;
+  std::uint64_t total_ = 0;
   std::array<std::uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 };
 
+std::ifstream opened(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(path.string() + " cannot be read: check that it exists and its permissions");
+  return file;
+}
+
+/// Fills `buffer` as far as the file goes; returns how far.
+std::size_t read(std::ifstream& file, std::vector<unsigned char>& buffer) {
+  file.read(reinterpret_cast<char*>(buffer.data()), static_cast<std::streamsize>(buffer.size()));
+  return static_cast<std::size_t>(file.gcount());
+}
+
 }  // namespace
 
 std::string sha256_of(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(path.string() + " cannot be read: check that it exists and its permissions");
+  std::ifstream file = opened(path);
   Sha256 hash;
   std::vector<unsigned char> buffer(std::size_t{1} << 16);
-  std::uint64_t total = 0;
-  std::size_t left = 0;
-  while (file) {
-    file.read(reinterpret_cast<char*>(buffer.data()), static_cast<std::streamsize>(buffer.size()));
-    const auto got = static_cast<std::size_t>(file.gcount());
-    total += got;
-    left = got % 64;
-    for (std::size_t at = 0; at + 64 <= got; at += 64) hash.block(buffer.data() + at);
-    if (left != 0) std::copy_n(buffer.begin() + static_cast<std::ptrdiff_t>(got - left), left, buffer.begin());
-    if (left != 0 || got == 0) break;  // only the end of the file is no whole number of blocks
-  }
+  while (file) hash.update(buffer.data(), read(file, buffer));
   if (file.bad()) throw Error(path.string() + " could not be read to its end: check the disk");
-  // Padding: a one bit, zeros, and the length in bits.
-  std::vector<unsigned char> tail(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(left));
-  tail.push_back(0x80);
-  while (tail.size() % 64 != 56) tail.push_back(0);
-  for (unsigned shift = 64; shift > 0; shift -= 8) tail.push_back(static_cast<unsigned char>(total * 8 >> (shift - 8)));
-  for (std::size_t at = 0; at < tail.size(); at += 64) hash.block(tail.data() + at);
-  return hash.hex();
+  return hash.finish();
+}
+
+std::string sampled_sha256_of(const std::filesystem::path& path) {
+  constexpr std::uint64_t kPage = 4096, kFirst = 16, kSpread = 240;
+  std::ifstream file = opened(path);
+  const std::uint64_t pages = (std::filesystem::file_size(path) + kPage - 1) / kPage;
+  Sha256 hash;
+  std::vector<unsigned char> buffer(kPage);
+  const auto add = [&](std::uint64_t page) {
+    file.clear();
+    file.seekg(static_cast<std::streamoff>(page * kPage));
+    hash.update(buffer.data(), read(file, buffer));
+    if (file.bad()) throw Error(path.string() + " could not be read to its end: check the disk");
+  };
+  const bool whole = pages <= kFirst + kSpread;
+  for (std::uint64_t page = 0; page < (whole ? pages : kFirst); ++page) add(page);
+  for (std::uint64_t i = 1; !whole && i <= kSpread; ++i) add(kFirst - 1 + i * (pages - kFirst) / kSpread);
+  return hash.finish();
 }
 
 }  // namespace blockexport

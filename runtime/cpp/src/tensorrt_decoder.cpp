@@ -170,12 +170,24 @@ class TensorRtDecoder final : public Decoder {
     return {output_.data(), manifest().dtype, batch_size(), rows, width};
   }
 
+  // Where the last token of a row is, whose position is its highest.
+  static std::int64_t last_of(const std::int64_t* line, std::int64_t total) {
+    return *std::max_element(line, line + total) - line[0];
+  }
+
   void run_piece(const Inputs& inputs, const std::vector<std::int64_t>& position_ids, std::int64_t start,
                  std::int64_t length, std::int64_t width) {
     nvinfer1::IExecutionContext& context = context_for(length);
     std::vector<std::int64_t> shape = {batch_size(), length};
     const std::int64_t total = inputs.count / batch_size();
-    upload(positions_, gathered(position_ids.data(), start, length, total, 1));
+    std::vector<std::int64_t> positions = gathered(position_ids.data(), start, length, total, 1);
+    for (std::int64_t row = 0; row < batch_size(); ++row) {
+      // A piece is written from its first position on, so one that begins in a row's padding counts on there.
+      const std::int64_t* line = position_ids.data() + row * total;
+      if (start <= last_of(line, total)) continue;
+      for (std::int64_t i = 0; i < length; ++i) positions[static_cast<std::size_t>(row * length + i)] = line[0] + start + i;
+    }
+    upload(positions_, positions);
     bind(context, manifest().inputs[1].name, positions_.data(), &shape);
     if (inputs.embeds == nullptr) {
       upload(first_, gathered(inputs.ids, start, length, total, 1));
@@ -192,10 +204,18 @@ class TensorRtDecoder final : public Decoder {
     if (!context.enqueueV3(stream_.get())) throw Error("TensorRT did not run the step: " + log_.take());
     // Row b's piece goes behind row b's earlier pieces.
     const std::size_t pitch = output_.size() / static_cast<std::size_t>(batch_size());
-    const std::size_t offset = manifest().last_logits_only ? 0 : pitch / static_cast<std::size_t>(total) * static_cast<std::size_t>(start);
-    check_cuda(cudaMemcpy2DAsync(output_.data() + offset, pitch, device_output_.data(), row_bytes, row_bytes,
-                                 static_cast<std::size_t>(batch_size()), cudaMemcpyDeviceToHost, stream_.get()),
-               "copy the outputs");
+    for (std::int64_t row = 0; row < batch_size(); ++row) {
+      // Of last_logits_only a row has one, from the piece with its last token.
+      const std::int64_t last = last_of(position_ids.data() + row * total, total);
+      if (manifest().last_logits_only && (last < start || last >= start + length)) continue;
+      const std::size_t offset =
+          manifest().last_logits_only ? 0 : pitch / static_cast<std::size_t>(total) * static_cast<std::size_t>(start);
+      const auto at = static_cast<std::size_t>(row);
+      check_cuda(cudaMemcpyAsync(output_.data() + at * pitch + offset,
+                                 static_cast<const std::byte*>(device_output_.data()) + at * row_bytes, row_bytes,
+                                 cudaMemcpyDeviceToHost, stream_.get()),
+                 "copy the outputs");
+    }
     check_cuda(cudaStreamSynchronize(stream_.get()), "run the step");
   }
 

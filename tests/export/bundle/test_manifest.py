@@ -54,7 +54,7 @@ def without_sha(data: dict[str, Any]) -> None:
 
 
 def add_secret(data: dict[str, Any]) -> None:
-    data["files"]["../secret"] = {"sha256": "0" * 64, "bytes": 1}
+    data["files"]["../secret"] = {"sha256": "0" * 64, "sampled_sha256": "0" * 64, "bytes": 1}
 
 
 @pytest.mark.parametrize(

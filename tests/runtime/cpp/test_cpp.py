@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
+from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, read_manifest, sha256_of
+from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.selftest import check_files, replay_golden
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from blockexport.runtime.text.generate import generate
 from blockexport.runtime.text.sampling import Sampler, SamplingOptions
-from tests.exported import export, random_model
+from tests.exported import EVERYTHING, export, random_model
 from tests.runtime.cpp import cpp_build
 from tests.support import REPOSITORY, shared_path
 
@@ -85,7 +87,7 @@ def test_what_needs_no_model(built: Path, stories: Path, tmp_path: Path) -> None
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"engine")
-        data["files"][name] = {"sha256": hashlib.sha256(b"engine").hexdigest(), "bytes": 6, "made_from": {}}
+        data["files"][name] = asdict(file_entry(path))
     data["files"]["engines/trt.engine"]["made_from"] = {ONNX_FILE: "0" * 64}
     (tmp_path / MANIFEST).write_text(json.dumps(data))
     weights = stories / "model.safetensors"
@@ -157,6 +159,97 @@ def test_last_logits_only(built: Path, tmp_path: Path) -> None:
         built, tmp_path, bundle=str(tmp_path / "bundle"), options={"threads": 1}, calls=[{"ids": [3, 1, 4, 1, 5]}]
     )
     assert np.array_equal(found, expected.reshape(-1))
+
+
+def test_rows_of_unequal_length_have_the_logits_of_their_last_tokens(built: Path, tmp_path: Path) -> None:
+    export(random_model(), tmp_path / "bundle", last_logits_only=True)
+    ids, lengths = [[3, 1, 4, 1, 5], [2, 7, 0, 0, 0], [8, 50, 50, 50, 50]], [5, 2, 1]
+    decoder = open_decoder(tmp_path / "bundle", threads=1)
+    decoder.reset(3)
+    expected = [decoder.prefill(torch.tensor(ids), torch.tensor(lengths)), decoder.step(torch.tensor([[9], [9], [9]]))]
+    calls = [{"ids": [token for row in ids for token in row], "lengths": lengths}, {"ids": [9, 9, 9]}]
+    found = run_cpp(built, tmp_path, bundle=str(tmp_path / "bundle"), options={"threads": 1}, rows=3, calls=calls)
+    assert np.array_equal(found, torch.cat([part.reshape(-1) for part in expected]).numpy())
+
+
+def test_another_m_has_the_bits_of_python(built: Path, tmp_path: Path) -> None:
+    """Exported with 29 slots, opened with fewer and with more; the file stays as it is."""
+    export(random_model(), tmp_path / "bundle", slots=29)
+    ids = [int(token) for token in np.random.default_rng(4).integers(0, 101, 64)]
+    for slots in (7, 64):
+        decoder = open_decoder(tmp_path / "bundle", threads=1, max_sequence_length=slots)
+        expected = decoder.prefill(torch.tensor([ids[:slots]])).reshape(-1).numpy()
+        request = {"bundle": str(tmp_path / "bundle"), "options": {"threads": 1, "max_sequence_length": slots}}
+        assert np.array_equal(run_cpp(built, tmp_path, **request, calls=[{"ids": ids[:slots]}]), expected)
+        calls = [{"ids": ids[:slots]}, {"ids": [1]}]
+        done = cpp_build.request(
+            built / "tests/decoder_tool", tmp_path, op="run", **request, calls=calls, output=str(tmp_path / "out")
+        )
+        assert f"do not fit into the {slots} cache slots" in done.stderr
+    done = cpp_build.attempt([str(built / "chat"), str(tmp_path / "bundle"), "x", "--max-sequence-length", "65"])
+    assert done.returncode == 2
+    assert "max_sequence_length 65 is outside 1..64, the rows of this bundle's RoPE table" in done.stderr
+
+
+def test_a_prompt_beyond_the_cache_goes_with_more_slots(built: Path, tmp_path: Path) -> None:
+    source, short = str(shared_path("models/stories260K")), tmp_path / "short"
+    assert main(["onnx", source, "-o", str(short), "-M", "16", "--no-compare", "--quiet"]) == 0
+    command = [str(built / "chat"), str(short), "word " * 30, "--max-new-tokens", "3", "--quiet"]
+    done = cpp_build.attempt(command)
+    assert done.returncode == 2
+    assert "the cache 16 slots: shorten the prompt, or open the bundle with a larger max_sequence_length" in done.stderr
+    assert "--max-sequence-length (at most 512)" in done.stderr
+    assert cpp_build.attempt([*command, "--max-sequence-length", "200"]).returncode == 0
+
+
+def test_weights_of_a_stranger(built: Path, tmp_path: Path) -> None:
+    export(random_model(), tmp_path / "bundle")
+    export(RandomCheckpoint(EVERYTHING, seed=6, reference="tests", std=0.2), tmp_path / "other")
+    shutil.copyfile(tmp_path / "other/model.safetensors", tmp_path / "bundle/model.safetensors")
+    for options in ({}, {"verify_weights": True}):
+        done = cpp_build.request(
+            built / "tests/decoder_tool",
+            tmp_path,
+            op="run",
+            bundle=str(tmp_path / "bundle"),
+            options=options,
+            calls=[{"ids": [1]}],
+            output=str(tmp_path / "out"),
+        )
+        assert done.returncode == 1
+        assert "model.safetensors has the SHA-256" in done.stderr
+        assert ("in its sampled pages" in done.stderr) is not bool(options)
+
+
+@pytest.mark.parametrize("threads", [-1, 100_000])
+def test_an_absurd_number_of_threads(built: Path, stories: Path, threads: int) -> None:
+    done = cpp_build.attempt([str(built / "chat"), str(stories), "x", "--threads", str(threads)])
+    assert done.returncode == 2
+    assert f"threads is {threads}, and must be 0 (the runtime's own choice) to " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"max_sequence_length": 10**9}, "max_sequence_length is 1000000000, and must be within 1..512"),
+        ({"max_sequence_length": 10**9, "rope_table_rows": 10**9}, "the shape of past_key_values.0.key is not"),
+        ({"max_sequence_length": 0}, "max_sequence_length is 0, and must be above 0"),
+        ({"max_sequence_length": -5}, "max_sequence_length is -5, and must be above 0"),
+    ],
+)
+def test_a_forged_m(built: Path, bundle: Path, spoil: dict[str, int], message: str) -> None:
+    rewrite(bundle, lambda data: data.update(spoil))
+    done = cpp_build.attempt([str(built / "chat"), str(bundle), "x"])
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_cache_beyond_all_memory_is_told_in_numbers(built: Path, stories: Path, tmp_path: Path) -> None:
+    done = cpp_build.request(
+        built / "tests/decoder_tool", tmp_path, op="run", bundle=str(stories), rows=10**9, calls=[], output="x"
+    )
+    assert done.returncode == 1
+    assert "a cache of 1000000000 rows of 512 slots takes" in done.stderr
 
 
 def test_golden_text_byte_for_byte(built: Path, stories: Path, tmp_path: Path) -> None:
@@ -259,8 +352,8 @@ def reseal(bundle: Path, name: str) -> None:
     """Enter a changed file's hash, so that only its contents can give it away."""
 
     def change(data: dict[str, Any]) -> None:
-        entry = {"sha256": sha256_of(bundle / name), "bytes": (bundle / name).stat().st_size}
-        data["files"][name].update(entry)
+        entry = asdict(file_entry(bundle / name, data["files"][name]["made_from"]))
+        data["files"][name] = entry
         for other in data["files"].values():
             if name in other["made_from"]:
                 other["made_from"][name] = entry["sha256"]
@@ -335,10 +428,10 @@ def test_another_interface_than_the_manifests(
 
 
 def test_a_bundle_of_a_newer_schema(built: Path, bundle: Path) -> None:
-    rewrite(bundle, lambda data: data.update(schema_version=2))
+    rewrite(bundle, lambda data: data.update(schema_version=3))
     code, said = selftest(built, bundle)
     assert code == 2
-    assert "schema version 2 and this program reads 1" in said
+    assert "schema version 3 and this program reads 2" in said
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "golden.safetensors", MANIFEST])

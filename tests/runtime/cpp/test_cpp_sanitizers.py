@@ -3,13 +3,14 @@ ThreadSanitizer. ONNX Runtime's own library is not instrumented."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from blockexport.cli.main import main
+from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import sha256_of
 from tests.runtime.cpp import cpp_build
 from tests.runtime.cpp.cpp_texts import random_texts
@@ -92,7 +93,7 @@ def test_core_under_address_and_undefined_behaviour(stories: Path, tmp_path: Pat
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"engine")
-        data["files"][name] = {"sha256": hashlib.sha256(b"engine").hexdigest(), "bytes": 6, "made_from": {}}
+        data["files"][name] = asdict(file_entry(path))
     data["files"]["engines/trt.engine"]["made_from"] = {"model.onnx": "0" * 64}
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     weights, vectors = stories / "model.safetensors", REPOSITORY / "tests/data/sampling_vectors.json"

@@ -63,15 +63,17 @@ class Decoder {
   void reset(std::int64_t batch_size = 1);
 
   /// Appends a chunk to every row: the prompt at first, further chunks of it later. `lengths` are the valid tokens of
-  /// each row when shorter ones are padded on the right; empty means all. Logits of padding mean nothing.
+  /// each row when shorter ones are padded on the right; empty means all. Logits of padding mean nothing; an artifact of
+  /// last_logits_only gives those of each row's last valid token.
   /// Throws Error when the chunk, padding included, does not fit behind what is cached.
   Logits prefill(const Inputs& inputs, const std::vector<std::int64_t>& lengths = {});
 
   /// Appends one token to every row.
   Logits step(const Inputs& inputs);
 
-  /// Runs at explicit positions [batch_size, sequence_length], which count up by one along each row, and leaves
-  /// lengths() alone. Throws Error when a row would be written past its last slot, or shapes disagree.
+  /// Runs at explicit positions [batch_size, sequence_length], which count up by one along each row, and leaves lengths()
+  /// alone. With last_logits_only they do so to the row's last token, and padding has any position that is not higher.
+  /// Throws Error when a row would be written past its last slot, or shapes disagree.
   Logits forward(const Inputs& inputs, const std::vector<std::int64_t>& position_ids);
 
  protected:
@@ -97,13 +99,16 @@ struct DecoderOptions {
   bool low_memory = false;         ///< map the weights instead of repacking them (onnxruntime): slower steps
   std::string provider = "cpu";    ///< of onnxruntime: `cpu`, `cuda` or `tensorrt`
   int device = 0;                  ///< which GPU
+  std::int64_t max_sequence_length = 0;  ///< M, when other than the bundle's: at most the rows of its RoPE table
+  bool verify_weights = false;     ///< read every file that is run whole, and not a sample of its pages, for its SHA-256
 };
 
 /// The back ends this library was built with: of `onnxruntime`, `aoti`, `tensorrt`, `tensorrt-rtx`.
 std::vector<std::string> backends();
 
 /// Opens the bundle in `bundle` with an empty cache of one row.
-/// Throws Error: no bundle, a back end that is not built in, an artifact that does not fit the manifest or the machine.
+/// Throws Error: no bundle, a back end that is not built in, an artifact that does not fit the manifest or the machine, a
+/// file that is not the one the manifest lists.
 std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const DecoderOptions& options = {});
 
 }  // namespace blockexport
