@@ -88,7 +88,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
 
 def _without_wrappers(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """The wrappers in front, and the rest; those that may wrap any module are left out of both."""
-    left = [word for word in words if word not in _TRANSPARENT]
+    left = [word for word in words if word not in _TRANSPARENT] or list(words)
     count = next((i for i, word in enumerate(left[:-1]) if word not in WRAPPERS), len(left) - 1)
     return tuple(left[:count]), left[count:]
 

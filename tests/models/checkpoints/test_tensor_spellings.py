@@ -6,8 +6,10 @@ The reference is transformers' own model, which each spelling was written from.
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,11 +22,13 @@ from safetensors.torch import save_file
 
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.models.block.cache import empty_cache
+from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.checkpoints.tensor_spellings import WRAPPERS, in_hugging_face_names
 from blockexport.models.errors import UsageError
 from tests.exported import export
-from tests.small_models import Weights, gguf_name
+from tests.small_models import Weights, gguf_name, small_config
 from tests.transformers_models import make_model, some_ids
 
 LENGTH = 60
@@ -342,3 +346,28 @@ def test_the_bundle_has_transformers_names_again(spelling: str, tmp_path: Path) 
     assert manifest.conversion["cloned"] is False
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "bundle", dtype=torch.float32).eval()
     torch.testing.assert_close(theirs(some_ids(LENGTH)).logits, expected_logits(read.tied))
+
+
+def test_no_name_is_too_strange(tmp_path: Path) -> None:
+    """Names of any words in any order are mapped to themselves or to transformers' names, and nothing is lost."""
+    dice = random.Random(7)
+    words = [
+        *WRAPPERS,
+        "layers",
+        "0",
+        "1",
+        "embed_tokens",
+        "norm",
+        "lm_head",
+        "weight",
+        "self_attn",
+        "",
+        "é",
+        "rotary_emb",
+    ]
+    for _ in range(300):
+        names = {".".join(dice.choices(words, k=dice.randint(1, 6))) for _ in range(dice.randint(1, 5))}
+        stored = {name: TensorEntry(name, "F32", (1,)) for name in names}
+        with suppress(UsageError):  # two may get one name
+            spelled = in_hugging_face_names(stored, small_config(), "x").entries
+            assert {entry.stored_name or name for name, entry in spelled.items()} == names
