@@ -10,8 +10,15 @@ import onnxruntime_genai as og
 import pytest
 import torch
 
+from blockexport.cli.main import main
 from blockexport.runtime.open import open_decoder
+from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
+from blockexport.runtime.text.generate import generate
+from blockexport.runtime.text.sampling import SamplingOptions
 from tests.exported import export, random_model
+from tests.support import shared_path
+
+PROMPTS = ("Once upon a time", "Lily and  Tom\n went", "")
 
 ROWS = [[3, 1, 4, 1, 5, 9], [8, 7, 1], [50]]
 
@@ -37,3 +44,30 @@ def test_right_padded_rows_of_unequal_length(tmp_path: Path, last_logits_only: b
         torch.testing.assert_close(first[row], alone, rtol=1e-4, atol=1e-4)
         token = alone.argmax()
         torch.testing.assert_close(second[row], decoder.step(token.view(1, 1))[0, -1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_model_with_a_bos_answers_as_generate_does(stories: Path, prompt: str) -> None:
+    """The recipe of docs/guides/python.md: without its option onnxruntime-genai leaves the token out."""
+    model = og.Model(str(stories))
+    tokenizer, ours = og.Tokenizer(model), BundleTokenizer(stories)
+    ids = ours.encode(prompt)
+    assert ids[0] == 1 and (not prompt or tokenizer.encode(prompt).tolist() == ids[1:])
+    tokenizer.update_options(add_special_tokens="true")
+    assert tokenizer.encode(prompt).tolist() == ids
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=len(ids) + 20)
+    generator = og.Generator(model, parameters)
+    generator.append_tokens(tokenizer.encode(prompt))
+    while not generator.is_done():
+        generator.generate_next_token()
+    answer = list(generate(open_decoder(stories, threads=1), ids, SamplingOptions(), ours.stop_ids, 20))
+    assert generator.get_sequence(0).tolist()[len(ids) :] == answer
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stories") / "bundle"
+    source = str(shared_path("models/stories260K"))
+    assert main(["onnx", source, "-o", str(folder), "-M", "64", "--no-compare", "--quiet"]) == 0
+    return folder

@@ -40,7 +40,8 @@ else()
     message(FATAL_ERROR
       "ONNX Runtime was not found (headers: ${ONNXRUNTIME_INCLUDE_DIR}, library: ${ONNXRUNTIME_LIBRARY}). Set "
       "ONNXRUNTIME_INCLUDE_DIR to the folder of onnxruntime_cxx_api.h (Debian: libonnxruntime-dev) and "
-      "ONNXRUNTIME_LIBRARY to libonnxruntime.so (the one in the Python wheel, onnxruntime/capi, will do), or leave this "
+      "ONNXRUNTIME_LIBRARY to libonnxruntime.so, 1.25 or later (the one in the Python wheel, onnxruntime/capi; Debian 13's "
+      "is 1.21 and lacks TensorScatter), or leave this "
       "back end out with -DBLOCKEXPORT_WITH_ONNXRUNTIME=OFF")
   endif()
   target_link_libraries(blockexport_onnxruntime INTERFACE onnxruntime::onnxruntime)
