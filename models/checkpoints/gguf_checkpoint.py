@@ -44,6 +44,12 @@ _IN_BLOCK = {
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _PERMUTED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
 
+_OTHER_KINDS = {
+    "adapter": "a LoRA adapter, a difference to a model: merge it into its model first (llama-export-lora)",
+    "mmproj": "the part of a multimodal model that sees or hears",
+    "imatrix": "a record of activations that guides quantisation",
+}
+
 _KEPT_TYPES = {
     GGMLQuantizationType.F32: "F32",
     GGMLQuantizationType.F16: "F16",
@@ -163,6 +169,10 @@ def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
             f"{path} is one of {parts} parts of a split model: join them first, "
             "with llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`"
         )
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        what = _OTHER_KINDS.get(kind, "not a model")
+        raise UsageError(f"{path} says general.type: {kind!r}, so it is {what}. Take the file of the model itself")
     if not isinstance(metadata.get("general.architecture"), str):
         raise UsageError(f"{path} does not say its general.architecture. Download it again or convert it anew")
 

@@ -11,6 +11,7 @@ from blockexport.models.errors import UsageError
 
 PATTERNS = [
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",

@@ -27,6 +27,12 @@ def stored_entries(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     for path in (single, index):
         refuse_dangling_link(path)
+    if (single.exists() or index.exists()) and (folder / ADAPTER_CONFIG).exists():
+        raise UsageError(
+            f"{folder} holds a model and a LoRA adapter ({ADAPTER_CONFIG}), which transformers applies where peft is "
+            "installed and ignores elsewhere: merge the adapter into the model (peft: merge_and_unload(), then "
+            "save_pretrained(new_folder)), or remove its files if the model alone is meant"
+        )
     if index.exists():
         return _of_index(folder, index), []
     if single.exists():

@@ -113,6 +113,10 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
         (None,),
         "the weights are stored quantised; take the unquantised checkpoint, or a GGUF file of the model",
     ),
+    **dict.fromkeys(
+        ("quantization", "compression_config"),
+        ((None,), "the weights are stored quantised; take the unquantised checkpoint, or a GGUF file of the model"),
+    ),
     "auto_map": ((None,), "it names modelling code outside transformers, which may compute something else"),
 }
 """Keys that say nothing at these values and change the mathematics, or mean weights we cannot read, at any other."""

@@ -204,6 +204,17 @@ def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "vocabulary.gguf", "no tensors", "the whole model")
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("adapter", "LoRA adapter"), ("mmproj", "multimodal"), ("imatrix", "quantisation"), ("x", "'x'")]
+)
+def test_a_file_that_is_no_model_is_told_as_what_it_is(tmp_path: Path, kind: str, said: str) -> None:
+    writer = gguf_writer(tmp_path / "m.gguf", small_config())
+    writer.add_type(kind)
+    add_weights(writer, small_config(), small_weights(small_config()))
+    close_gguf(writer)
+    refused(tmp_path / "m.gguf", f"general.type: {kind!r}", said)
+
+
 def test_a_missing_tensor_is_no_fault_of_a_config_file(tmp_path: Path) -> None:
     config = small_config()
     weights = small_weights(config)

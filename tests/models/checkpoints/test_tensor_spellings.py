@@ -147,6 +147,16 @@ def two_copies(weights: Weights, folder: Path) -> None:
     save(weights | {f"_orig_mod.{name}": value.clone() for name, value in weights.items()}, folder)
 
 
+def model_and_adapter(weights: Weights, folder: Path) -> None:
+    save(weights, folder)
+    save(
+        {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(8, 42)},
+        folder,
+        "adapter_model.safetensors",
+    )
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+
+
 def two_prefixes(weights: Weights, folder: Path) -> None:
     renamed(lambda name: name.replace("model.layers.1.", "language_model.layers.1."))(weights, folder)
 
@@ -270,6 +280,7 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
         added(base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight=ones(8, 42)),
         ["lora_A", "merge_and_unload"],
     ),
+    "a model and an adapter": (model_and_adapter, ["a model and a LoRA adapter", "merge", "remove its files"]),
     "an adapter's file": (
         renamed(lambda name: name, "adapter_model.safetensors"),
         ["LoRA adapter", "merge_and_unload"],

@@ -213,6 +213,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
     ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "linear"]),
     ("llama", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "unquantised"]),
+    ("llama", {"quantization": {"group_size": 64, "bits": 4}}, ["quantization", "unquantised"]),
     ("llama", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
     ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, ["partial_rotary", "0.25"]),
     ("llama", {"rope_interleaved": True}, ["rope_interleaved", "true"]),
