@@ -99,6 +99,10 @@ class CheckContext:
         """Eager PyTorch in the artifact's precision."""
         return self._make_eager()
 
+    def drop_eager(self) -> None:
+        """Free eager's weights; they are loaded again when they are asked for."""
+        self.__dict__.pop("eager", None)
+
     @cached_property
     def reference(self) -> Reference:
         """The float64 reference over the checkpoint."""

@@ -25,7 +25,8 @@ from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
 CALLS_AFTER = 4  # calls behind the first wrong one that are looked at as well
-PROMPT = 64  # tokens of the prompt when it is wrong itself: each of some seventy defects is run on it
+PROMPT = 64  # tokens of the prompt when it is wrong itself: each defect that may be the cause is run on it
+WATCHED_BYTES = 1 << 29  # of float64 outputs on another check's calls
 STRAY = 64  # positions outside the judged ones that are looked at where they are NaN or infinite
 
 _LOST = "no known defect is tried: each leaves numbers, and here there is NaN or infinity"
@@ -98,6 +99,7 @@ def explain(
     failed = [result for result in results if result.verdict is Verdict.FAIL]
     if not failed and not always:
         return None
+    context.drop_eager()  # what explains runs eager layer by layer
     context = copy(context)
     context.checkpoint = KeptTensors(context.checkpoint)  # every pass of eager reads all of it again
     looker = _Looker(context, graph, note, tuple(result.message for result in failed if result.name in FILE))
@@ -172,7 +174,7 @@ class _Looker:
                 remarks += [] if result.name in FILE else [f"{result.name}: not located; {no_walk(result.name)}"]
                 continue
             try:
-                evidence = self._gather(walk.ids_S, walk.calls, range(walk.calls[-1].stop))
+                evidence = self._gather(walk.ids_S, walk.calls, self._positions(result, walk.calls[-1].stop))
             except ArtifactError as error:
                 remarks.append(f"{result.name}: not located; {error}")
                 continue
@@ -180,6 +182,14 @@ class _Looker:
                 return self.explain(evidence, f"in the calls of {result.name} ({walk.what})")
             remarks.append(f"{result.name}: not located; {walk.within}")
         return Explanation(None, None, file=self.file, remarks=tuple(remarks))
+
+    def _positions(self, result: CheckResult, stop: int) -> list[int]:
+        """All positions, or in a long walk over a large vocabulary as many as memory has room for."""
+        config, headless = self.context.config, self.context.decoder.headless
+        width = config.hidden_size if headless else config.vocab_size
+        step = -(-8 * width * stop // WATCHED_BYTES)
+        said = {result.figures.get("worst_position"), *result.figures.get("not_finite", [])}
+        return sorted({*range(0, stop, step), stop - 1, *(p for p in said if isinstance(p, int) and p < stop)})
 
     def sound(self) -> Explanation:
         """A look into calls of an artifact that passes: the prompt, the step after it, one half way, the last."""

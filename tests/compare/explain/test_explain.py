@@ -84,6 +84,17 @@ def test_the_calls_of_the_check_that_failed_are_looked_into(tiny: MemoryCheckpoi
     assert chunked.where.startswith("in the calls of chunked") and chunked.diagnosis is not None
 
 
+def test_a_long_walk_over_a_large_vocabulary_is_watched_at_some_positions(
+    tiny: MemoryCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = explained(tiny, chunk_sees_only_itself, "chunked")
+    monkeypatch.setattr("blockexport.compare.explain.explain.WATCHED_BYTES", 8 * tiny.config.vocab_size * 9)
+    some = explained(tiny, chunk_sees_only_itself, "chunked")
+    assert whole.diagnosis is not None and some.diagnosis is not None
+    assert some.where == whole.where
+    assert 9 <= len(some.diagnosis.positions) < len(whole.diagnosis.positions) and some.diagnosis.positions[-1] == 31
+
+
 def test_a_wrong_slot_is_found_where_no_output_is_wrong(tiny: MemoryCheckpoint) -> None:
     found = explained(tiny, values_off(2, 23), "slots")
     assert found.wrong_slot is not None and found.diagnosis is None
