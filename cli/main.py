@@ -26,6 +26,7 @@ from blockexport.cli.generate_command import generate
 from blockexport.cli.inspect_command import inspect
 from blockexport.cli.lint_command import lint
 from blockexport.cli.onnx_command import onnx
+from blockexport.cli.redeclare_command import redeclare
 from blockexport.cli.selftest_command import selftest
 from blockexport.cli.trt_command import trt
 from blockexport.models.errors import BlockexportError
@@ -88,6 +89,7 @@ app.command("lint", short_help="Find what TensorRT would misread in an ONNX file
 app.command("inspect", short_help="Count a model's parameters, operations and cache.")(inspect)
 app.command("generate", short_help="Answer a prompt from a bundle.")(generate)
 app.command("selftest", short_help="Replay a bundle's golden vectors on this machine.")(selftest)
+app.command("redeclare", short_help="Give a bundle another number of cache slots.")(redeclare)
 app.command("aoti", short_help="Compile a bundle's model for programs with libtorch.")(aoti)
 app.command("cpp", short_help="Write a C++ project that chats with a bundle.")(cpp)
 app.command("doctor", short_help="Say what this machine can do, and what to mend.")(doctor)

@@ -1,0 +1,131 @@
+"""Declare another number of cache slots in a bundle, for runtimes that take it from the file.
+
+Nothing in the graph depends on M but the declared shapes, so this is no export: `model.onnx`, `genai_config.json` and
+the manifest are rewritten, together or not at all. What was judged or built at the old M is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from blockexport.export.bundle.bundle import add_files
+from blockexport.export.bundle.check_graph import read_graph
+from blockexport.export.bundle.clone_file import share_blocks
+from blockexport.export.bundle.file_check import check_artifact, file_entry
+from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
+from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, interface, read_manifest
+from blockexport.export.bundle.stage import beside, staged
+from blockexport.export.graph.onnx_graph import declare_max_sequence_length
+from blockexport.export.output.disk import check_free_space, disk_errors
+from blockexport.models.errors import UsageError
+
+GENAI_CONFIG = "genai_config.json"
+REPORT = "parity/"
+
+
+def redeclare(
+    bundle: Path, max_sequence_length: int, output: Path | None = None, *, force: bool = False
+) -> tuple[Manifest, list[str]]:
+    """Give a bundle M = `max_sequence_length` cache slots, in place or as a copy in `output`.
+
+    The golden vectors stay, since they hold for any M that they fit into; the parity report and engines do not.
+
+    Args:
+        bundle: a bundle.
+        max_sequence_length: M, from the length of the golden vectors to the rows of the bundle's RoPE table.
+        output: where to put a bundle with the new M; None changes `bundle` itself.
+        force: replace an older bundle in `output`.
+
+    Returns:
+        The new manifest, and the names of the files that it no longer lists.
+
+    Raises:
+        UsageError: M is out of that range, a file is not the one that the manifest lists, `bundle` holds engines and
+            no `output` is named, or the disk is full. Nothing has changed then.
+    """
+    manifest = read_manifest(bundle)
+    _check_golden(bundle, manifest, max_sequence_length)
+    dropped = [name for name in manifest.files if name.startswith(REPORT) or name in manifest.engines]
+    if output is None:
+        if manifest.engines:
+            raise UsageError(
+                f"{bundle} holds engines built for {manifest.max_sequence_length} slots: name another bundle with -o, "
+                "and build engines for it with `blockexport trt`"
+            )
+        with beside(bundle) as folder:
+            written = _write(bundle, manifest, max_sequence_length, folder)
+            read = {ONNX_FILE: manifest.files[ONNX_FILE].sha256, **manifest.files[ONNX_FILE].made_from}
+            changed = add_files(
+                bundle, written, read, lambda now: _updated(now, manifest, max_sequence_length, written, dropped)
+            )
+        for name in dropped:
+            (bundle / name).unlink(missing_ok=True)
+        return changed, dropped
+    with staged(output, [bundle], force=force) as stage:
+        with disk_errors(output):
+            check_free_space(stage.folder, sum(manifest.files[name].bytes for name in manifest.files))
+            for name in manifest.files:
+                if name not in dropped:
+                    _copy(bundle / name, stage.folder / name)
+        written = _write(bundle, manifest, max_sequence_length, stage.folder)
+        changed = _updated(manifest, manifest, max_sequence_length, written, dropped)
+        stage.seal(changed)
+    return changed, dropped
+
+
+def _check_golden(bundle: Path, manifest: Manifest, max_sequence_length: int) -> None:
+    if GOLDEN_FILE not in manifest.files:
+        return
+    needed = int(read_golden(bundle).positions_P[-1]) + 1
+    if max_sequence_length < needed:
+        raise UsageError(
+            f"max_sequence_length {max_sequence_length} is less than the {needed} slots that the bundle's golden "
+            f"vectors need: choose at least as many, or export with --max-sequence-length {max_sequence_length}"
+        )
+
+
+def _write(bundle: Path, manifest: Manifest, max_sequence_length: int, folder: Path) -> dict[str, Path]:
+    """Write the graph and genai's config with the new M into `folder`; returns their paths by name."""
+    graph = read_graph(bundle, manifest)
+    check_artifact(bundle, manifest, ONNX_FILE, "sample")
+    declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows)
+    written = {ONNX_FILE: folder / ONNX_FILE}
+    with disk_errors(folder):
+        written[ONNX_FILE].write_bytes(graph.SerializeToString(deterministic=True))
+        if GENAI_CONFIG in manifest.files:
+            genai = json.loads((bundle / GENAI_CONFIG).read_text(encoding="utf-8"))
+            genai["model"]["context_length"] = genai["search"]["max_length"] = max_sequence_length
+            written[GENAI_CONFIG] = folder / GENAI_CONFIG
+            written[GENAI_CONFIG].write_text(json.dumps(genai, indent=2) + "\n", encoding="utf-8")
+    return written
+
+
+def _updated(
+    now: Manifest, before: Manifest, max_sequence_length: int, written: Mapping[str, Path], dropped: Collection[str]
+) -> Manifest:
+    """The manifest `now` with the new M, and entries as they should be."""
+    old = before.files[ONNX_FILE].sha256
+    entries = {name: entry for name, entry in now.files.items() if name not in dropped}
+    for name, path in written.items():
+        entries[name] = now.files[name] if now is not before else file_entry(path)
+        entries[name] = replace(entries[name], made_from=before.files[name].made_from)
+    for name, entry in entries.items():
+        if entry.made_from.get(ONNX_FILE) == old:  # golden vectors, an AOTInductor package: both hold for any M
+            entries[name] = _made_from(entry, entries[ONNX_FILE].sha256)
+    changed = replace(now, max_sequence_length=max_sequence_length, files=dict(sorted(entries.items())))
+    inputs, outputs = interface(changed)
+    return replace(changed, inputs=inputs, outputs=outputs)
+
+
+def _made_from(entry: FileEntry, sha256: str) -> FileEntry:
+    return replace(entry, made_from={**entry.made_from, ONNX_FILE: sha256})
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not share_blocks(source, target):
+        shutil.copyfile(source, target)
