@@ -57,6 +57,7 @@ def aoti(
 
     Example: blockexport aoti smollm2
     """
+    from blockexport.export.aoti import require_compiler
     from blockexport.export.bundle.manifest import MANIFEST
     from blockexport.models.errors import UsageError
 
@@ -69,6 +70,7 @@ def aoti(
         raise UsageError(f"{model} is no bundle: name one with -o BUNDLE, which is made first (and leave out --model)")
     from blockexport.cli.onnx_command import onnx
 
+    require_compiler()  # not after the export
     code = onnx(model, output, no_compare=no_compare, no_explain=no_explain, force=force, threads=threads, quiet=quiet)
     return code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
 

@@ -67,6 +67,7 @@ def examine(folder: Path) -> list[Finding]:
         ("ONNX Runtime", _onnx_runtime),
         ("GPU", _gpu),
         ("TensorRT", _tensorrt),
+        ("C++ compiler", _compiler),
         ("disk", lambda: _disk(folder)),
     )
     findings: list[Finding] = []
@@ -214,6 +215,18 @@ def _tensorrt() -> Iterator[Finding]:
             )
         else:
             yield Finding(module, version)
+
+
+def _compiler() -> Iterator[Finding]:
+    from blockexport.export.aoti import compiler_name, require_compiler
+    from blockexport.models.errors import NotJudgedError
+
+    try:
+        require_compiler()
+    except NotJudgedError as error:
+        yield Finding("C++ compiler", "none that runs", "note", f"for `blockexport aoti` and `cpp`: {error}")
+    else:
+        yield Finding("C++ compiler", compiler_name())
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

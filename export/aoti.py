@@ -8,7 +8,10 @@ the logits. It is machine code for the processor it was compiled on, so the inst
 from __future__ import annotations
 
 import json
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from blockexport.models.errors import NotJudgedError
 AOTI_FILE = "model.aoti.pt2"
 AOTI_INFO = "aoti.json"
 AOTI_SCHEMA = 1
+_COMPILER_REMEDY = "install g++ (or clang++), or name a working one in the variable CXX"
 
 # Flags of /proc/cpuinfo that a compiler told to use the machine's own instructions may rely on. The others say what the
 # system or the processor does, and not which instructions there are.
@@ -67,17 +71,38 @@ def compile_package(checkpoint: Checkpoint, options: GraphOptions, table_rows: i
         NotJudgedError: there is no C++ compiler on this machine.
     """
     from torch._inductor import aoti_compile_and_package
-    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
+    require_compiler()
     program = _program(checkpoint, options, table_rows)
     try:
         aoti_compile_and_package(program, package_path=str(folder / AOTI_FILE))
-    except InvalidCxxCompiler as error:
+    except (InductorError, CppCompileError, InvalidCxxCompiler) as error:
+        cause = getattr(error, "inner_exception", error)
+        if not isinstance(cause, CppCompileError | InvalidCxxCompiler | OSError):
+            raise
+        reason = str(cause).strip().splitlines()[-1]
         raise NotJudgedError(
-            f"AOTInductor needs a C++ compiler ({error}): install g++ or clang, or name one in the variable CXX"
+            f"the C++ compiler {compiler_name()!r} fails here ({reason}): {_COMPILER_REMEDY}"
         ) from error
     (folder / AOTI_INFO).write_text(json.dumps(machine_info(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return [AOTI_FILE, AOTI_INFO]
+
+
+def compiler_name() -> str:
+    """The C++ compiler that PyTorch calls."""
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+
+
+def require_compiler() -> None:
+    """Raise NotJudgedError where PyTorch would find no C++ compiler, before any work is done."""
+    name = compiler_name()
+    try:
+        subprocess.run([name, "--version"], capture_output=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotJudgedError(
+            f"AOTInductor needs a C++ compiler, and {name!r} does not run: {_COMPILER_REMEDY}"
+        ) from error
 
 
 def machine_info() -> dict[str, Any]:

@@ -42,8 +42,13 @@ class AotiDecoder(Decoder):
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless
         check_machine(path.with_name(AOTI_INFO))
-        if package_folder is None and AOTI_FILE in manifest.files:
+        if package_folder is None:
             # Machine code: nothing of it runs that was not compared.
+            if AOTI_FILE not in manifest.files:
+                raise UsageError(
+                    f"{path} is not in the manifest, and is machine code that would run: remove it, and make it with "
+                    f"`blockexport aoti {shlex.quote(str(folder))}`"
+                )
             check_file(path, manifest.files[AOTI_FILE], whole=True)
         try:
             self._run_package = torch._inductor.aoti_load_package(str(path))

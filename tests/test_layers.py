@@ -27,6 +27,7 @@ HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_session.py"},
     "onnx": {
         "export/bundle/check_graph.py",
+        "export/bundle/model_bounds.py",
         "export/graph/*.py",
         "export/lint/*.py",
         "export/tensorrt/trt_*.py",

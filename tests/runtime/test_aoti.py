@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from blockexport.cli.doctor_command import examine
 from blockexport.cli.main import main
 from blockexport.export.aoti import AOTI_FILE, AOTI_INFO
 from blockexport.export.bundle.file_check import file_entry
@@ -144,6 +148,44 @@ def test_no_package_no_run(bundle: Path, built: Path) -> None:
     done = cpp_build.attempt([str(built / "selftest"), str(bundle)])
     assert done.returncode == 2
     assert "`blockexport aoti BUNDLE` makes one" in done.stderr
+
+
+def test_a_package_that_no_manifest_lists_is_not_loaded(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads((bundle / MANIFEST).read_text())
+    del data["files"][AOTI_FILE]
+    (bundle / MANIFEST).write_text(json.dumps(data))
+    assert main(["generate", str(bundle), "once", "--backend", "aoti"]) == 2
+    assert f"{AOTI_FILE} is not in the manifest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "/bin/false", "/dev/null"])
+def test_without_a_compiler_nothing_is_begun(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert main(["aoti", "tiny", "-o", str(tmp_path / "bundle")]) == 3
+    assert f"{compiler!r} does not run: install g++" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    findings = {finding.name: finding for finding in examine(tmp_path)}
+    assert findings["C++ compiler"].state == "note" and compiler in findings["C++ compiler"].remedy
+
+
+def test_a_compiler_that_fails_is_this_machines_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that knows its version and has no headers, say."""
+    broken = tmp_path / "g++"
+    broken.write_text(
+        '#!/bin/sh\ncase "$*" in *--version*) echo "g++ 12.0";; *) echo "no headers" >&2; exit 1;; esac\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    command = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())"]
+    command += ["aoti", "tiny", "-o", str(tmp_path / "bundle"), "--no-compare"]
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 3, done.stderr
+    assert "fails here" in done.stderr
 
 
 @pytest.mark.full
