@@ -83,6 +83,7 @@ def onnx(
     """
     from blockexport.export.bundle.stage import staged
     from blockexport.export.output.place import bundle_place, inputs_of
+    from blockexport.export.preflight import check_room
     from blockexport.models.checkpoints.sources import open_checkpoint
 
     inputs = inputs_of(model)
@@ -91,6 +92,9 @@ def onnx(
     checkpoint = open_checkpoint(model, seed=seed)
     options = _options(checkpoint, precision, max_sequence_length, headless, logits, beyond_trained_range)
     use_threads(threads)
+    numbers = check_room(checkpoint, options, output, judged=not no_compare)
+    if numbers is not None:
+        console.say(f"note: {numbers}", quiet=quiet)
     with staged(output, inputs, force=force) as stage:
         with console.progress_bar(quiet=quiet) as progress:
             manifest = _export(checkpoint, stage.folder, options, pt2, progress, quiet=quiet)

@@ -156,6 +156,7 @@ def _convert(
     total = len(header) + sum(entry.size for entry in written.values()) * precision.itemsize
     check_free_space(path.parent, total)
     losses: list[TensorLoss] = []
+    label = "making random weights" if checkpoint.source.kind == "random" else "converting weights"
     claim(path)
     with HashingWriter(path) as file:
         file.write(header)
@@ -163,7 +164,7 @@ def _convert(
         for name, entry in written.items():
             losses.append(_write_converted(checkpoint, name, precision, file))
             done += entry.size * precision.itemsize
-            progress("converting weights", done, total)
+            progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
         digest = file.finish()
     tensors = {

@@ -1,0 +1,79 @@
+"""What an export takes of disk and memory, by counting, before any of it is taken."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from blockexport.export.graph.onnx_graph import GraphOptions
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+
+LARGE = 1 << 30
+"""Bytes of weights from which on the numbers are told although there is room."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_room(checkpoint: Checkpoint, options: GraphOptions, place: Path, *, judged: bool) -> str | None:
+    """Whether there is room for a bundle at `place`, and to judge it; a note with the numbers where they are large.
+
+    The memory is what is needed at least: ONNX Runtime's copy of the weights, and eager's where they are not mapped
+    from a file.
+
+    Raises:
+        UsageError: the disk is too small.
+        NotJudgedError: the memory is too small to judge the bundle.
+    """
+    names = expected_tensors(checkpoint.config, headless=options.headless)
+    entries = [checkpoint.entries[name] for name in names if name in checkpoint.entries]
+    elements = sum(entry.size for entry in entries)
+    needed = elements * options.precision.itemsize
+    what = f"{elements / 1e9:.2f} billion weights in {options.precision}"
+    folder = next(path for path in place.absolute().parents if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    mapped = all(e.location is not None and e.dtype == options.precision.safetensors_name for e in entries)
+    if free < needed and not mapped:  # what is cloned may take no room, which the copy finds out
+        raise UsageError(
+            f"{what} take {_gb(needed)} on disk, and the file system of {folder} has {_gb(free)} free: free some, or "
+            "choose another output folder, a smaller model or --bf16"
+        )
+    # A bf16 file is replayed from its mapped weights.
+    copies = (options.precision is not Precision.BF16) + (not mapped)
+    memory, present = copies * needed, available_memory()
+    if judged and present is not None and present < memory:
+        raise NotJudgedError(
+            f"{what} take at least {_gb(memory)} of memory to judge, and {_gb(present)} are available: choose a "
+            "smaller model or --bf16, or seal the bundle unjudged with --no-compare"
+        )
+    if needed < LARGE:
+        return None
+    judging = f", and at least {_gb(memory)} of memory to judge" if judged and memory else ""
+    return f"{what} take {_gb(needed)} on disk{judging}"
+
+
+def available_memory() -> int | None:
+    """Bytes that processes may still take, without swapping; None where the system does not tell (Linux does)."""
+    try:
+        line = next(line for line in _read(_MEMINFO).splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    available = int(line.split()[1]) * 1024
+    try:
+        limit, used = int(_read(_CGROUP / "memory.max")), int(_read(_CGROUP / "memory.current"))
+        statistics = dict(line.split() for line in _read(_CGROUP / "memory.stat").splitlines())
+    except (OSError, ValueError):  # no control group, or one without a limit
+        return available
+    reclaimable = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
+    return min(available, max(0, limit - used + reclaimable))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii")
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

@@ -1,0 +1,97 @@
+"""A model that does not fit this machine is refused with the numbers, before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from blockexport.cli.main import main
+from blockexport.export import preflight
+from blockexport.export.graph.onnx_graph import GraphOptions
+from blockexport.export.preflight import available_memory, check_room
+from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.config.presets import PRESETS
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+from tests.small_models import small_config, small_weights, write_folder
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with as much memory and disk as the test says."""
+    made = SimpleNamespace(memory=1000 * GB, disk=1000 * GB)
+    monkeypatch.setattr(preflight, "available_memory", lambda: made.memory)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=made.disk))
+    return made
+
+
+def _check(place: Path, precision: Precision = Precision.FP32, *, judged: bool = True) -> str | None:
+    checkpoint = RandomCheckpoint(PRESETS["llama-3-8b"].config, 0, "llama-3-8b")
+    return check_room(checkpoint, GraphOptions(precision, 64), place / "new" / "bundle", judged=judged)
+
+
+def test_the_numbers_of_a_large_model_are_told(machine: SimpleNamespace, tmp_path: Path) -> None:
+    assert _check(tmp_path) == (
+        "8.03 billion weights in fp32 take 32.1 GB on disk, and at least 64.2 GB of memory to judge"
+    )
+    assert _check(tmp_path, Precision.BF16) == (
+        "8.03 billion weights in bf16 take 16.1 GB on disk, and at least 16.1 GB of memory to judge"
+    )
+    assert _check(tmp_path, judged=False) == "8.03 billion weights in fp32 take 32.1 GB on disk"
+    tiny = RandomCheckpoint(PRESETS["tiny"].config, 0, "tiny")
+    assert check_room(tiny, GraphOptions(Precision.FP32, 64), tmp_path / "b", judged=True) is None
+
+
+def test_too_little_memory_is_refused_unless_nothing_is_judged(machine: SimpleNamespace, tmp_path: Path) -> None:
+    machine.memory = 64 * GB
+    with pytest.raises(NotJudgedError, match=r"at least 64\.2 GB of memory to judge, and 64\.0 GB are available"):
+        _check(tmp_path)
+    assert _check(tmp_path, judged=False) is not None
+    machine.memory = None
+    assert _check(tmp_path) is not None
+
+
+def test_too_small_a_disk_is_refused(machine: SimpleNamespace, tmp_path: Path) -> None:
+    machine.disk = 32 * GB
+    with pytest.raises(UsageError, match=r"take 32\.1 GB on disk, and the file system of .* has 32\.0 GB free"):
+        _check(tmp_path, judged=False)
+
+
+def test_weights_that_are_mapped_need_no_second_copy(machine: SimpleNamespace, tmp_path: Path) -> None:
+    config = small_config()
+    checkpoint = open_checkpoint(str(write_folder(tmp_path / "model", config, small_weights(config))))
+    size = sum(entry.size for entry in checkpoint.entries.values()) * 4
+    machine.memory, machine.disk = size, 0
+    assert check_room(checkpoint, GraphOptions(Precision.FP32, 64), tmp_path / "b", judged=True) is None
+    machine.memory = size - 1
+    with pytest.raises(NotJudgedError):
+        check_room(checkpoint, GraphOptions(Precision.FP32, 64), tmp_path / "b", judged=True)
+
+
+def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5000 kB\n")
+    monkeypatch.setattr(preflight, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(preflight, "_CGROUP", tmp_path)
+    assert available_memory() == 5000 * 1024
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() == 5000 * 1024
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\nactive_file 200\n")
+    assert available_memory() == 2500
+    (tmp_path / "meminfo").unlink()
+    assert available_memory() is None
+
+
+def test_the_command_begins_nothing(
+    machine: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.memory = 8 * GB
+    assert main(["onnx", "llama-3-8b", "-o", str(tmp_path / "bundle")]) == 3
+    assert "64.2 GB" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
