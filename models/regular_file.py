@@ -43,15 +43,22 @@ def is_there(path: Path) -> bool:
     Raises:
         UsageError: it names something else, a link to nothing included: an optional file is not passed over then.
     """
-    if not os.path.lexists(path):
-        return False
     try:
         mode = path.stat().st_mode
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not path.is_symlink():
+            return False
+        raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
+    except OSError as error:  # a folder that may not be looked into, a path that is too long
         raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path} is {kind_of(mode)}, and has to be a file: remove it, or put the file there")
     return True
+
+
+def require_readable(path: Path) -> None:
+    """For a library that is about to open `path` itself. Raises UsageError as `open_regular` does."""
+    open_regular(path).close()
 
 
 def read_bytes(path: Path, limit: int = TEXT_BYTES) -> bytes:
@@ -116,6 +123,15 @@ def read_json_object(path: Path, remedy: str, pairs: Pairs | None = None) -> dic
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         raise UsageError(f"{path} holds {shown}, and has to hold one JSON object: {remedy}")
     return value
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can say it: JSON can hold halves of characters, as \\ud800, that no file and no tokenizer takes."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def kind_of(mode: int) -> str:

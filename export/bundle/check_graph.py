@@ -13,7 +13,7 @@ from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
 from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.export.bundle.rope_file import COS, SIN
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import is_there, read_bytes
+from blockexport.models.regular_file import is_there, read_bytes, require_readable
 
 PROTOBUF_BYTES = 1 << 31
 """The most that protobuf reads of one message."""
@@ -61,6 +61,7 @@ def _require_file(path: Path) -> None:
         raise UsageError(f"{path} is a folder, and has to be a file. {REMEDY}")
     if not is_there(path):
         raise UsageError(f"{path} is missing. {REMEDY}")
+    require_readable(path)
 
 
 def _check_interface(path: Path, kind: str, values: Sequence[onnx.ValueInfoProto], listed: Sequence[Port]) -> None:

@@ -28,7 +28,7 @@ from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError, UsageError
-from blockexport.models.regular_file import is_there, read_bytes
+from blockexport.models.regular_file import is_there, read_bytes, require_readable
 
 ATTENTION_MASK = "attention_mask"
 NUM_LOGITS_TO_KEEP = "num_logits_to_keep"
@@ -120,10 +120,13 @@ def read_model(path: Path) -> onnx.ModelProto:
     check_bounds(model, path)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
-            if entry.key == "location" and not is_there(path.parent / entry.value):
+            if entry.key != "location":
+                continue
+            if not is_there(path.parent / entry.value):
                 raise UsageError(
                     f"{path} keeps its weights in {entry.value}, which is not beside it: put the file there"
                 )
+            require_readable(path.parent / entry.value)
     return model
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from blockexport.models.errors import NotJudgedError, UsageError
-from blockexport.models.regular_file import is_there
+from blockexport.models.regular_file import is_there, require_readable
 from blockexport.runtime.replay.replay_call import TORCH_TYPES, Call
 from blockexport.runtime.replay.replay_operators import OPERATORS
 
@@ -101,6 +101,7 @@ class ReplayGraph:
         if path not in self._files:
             if not is_there(path):
                 raise UsageError(f"the graph's weights are in {path}, and there is no such file")
+            require_readable(path)
             self._files[path] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
         dtype, shape = TORCH_TYPES[int(tensor.dtype)], tensor.shape.numpy()
         offset = tensor.offset or 0

@@ -15,7 +15,7 @@ from blockexport.export.tokenizer.generation_config import (
 )
 from blockexport.models.config.config_fields import shown
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import is_there, read_json_object
+from blockexport.models.regular_file import is_text, is_there, read_json_object
 from blockexport.runtime.text.chat_template import Message, find_template, render_chat
 from blockexport.runtime.text.detokenize import StreamDecoder, TokenBytes
 from blockexport.runtime.text.encoder import load_tokenizer
@@ -175,10 +175,14 @@ def check_tokenizer(folder: Path, vocab_size: int, note: Callable[[str], None]) 
     Raises:
         UsageError: it is damaged, or another model's.
     """
-    if (folder / "tokenizer.json").is_file():
+    if not (folder / "tokenizer.json").is_file():
+        return
+    try:
         misfit = BundleTokenizer(folder).misfit(vocab_size)
-        if misfit is not None:
-            note(misfit)
+    except UsageError as error:  # the folder is the bundle in the making, which nobody knows by name
+        raise UsageError(str(error).replace(f"{folder}/", "the checkpoint's ")) from error
+    if misfit is not None:
+        note(misfit)
 
 
 def _or(value: float | None, default: float) -> float:
@@ -202,5 +206,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):
+            if not is_text(text):
+                raise UsageError(f"{name} of the tokenizer is {text!r}, half of a character: correct or remove it")
             tokens[name] = text
     return tokens

@@ -5,13 +5,20 @@ from __future__ import annotations
 import ast
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import is_there, open_regular, read_beginning, read_json, read_json_object
+from blockexport.models.regular_file import (
+    is_there,
+    open_regular,
+    read_beginning,
+    read_json,
+    read_json_object,
+    require_readable,
+)
 from tests.support import REPOSITORY
 
 # Files that belong to the program or the system, that it wrote itself, or has just found to be regular.
@@ -20,6 +27,7 @@ OTHER_READERS = {
     "export/bundle/clone_file.py",
     "export/output/reservation.py",
     "export/aoti.py",
+    "export/preflight.py",
     "runtime/cpp_project.py",
     "runtime/tensorrt/trt_decoder.py",
     "runtime/threads.py",
@@ -83,6 +91,32 @@ def test_a_file_may_be_absent_and_may_hold_one_object_only(tmp_path: Path) -> No
     path.write_bytes(b"[" * 100_000)
     with pytest.raises(UsageError, match="is not valid JSON"):
         read_json(path, "fetch it")
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a file that this process may not read, although it may be the administrator's."""
+    path = tmp_path / "folder" / "secret"
+    path.parent.mkdir()
+    path.write_text("{}")
+    path.chmod(0)
+    administrator = os.geteuid() == 0
+    if administrator:
+        for folder in (path.parent, *tmp_path.parents[:3], tmp_path):
+            folder.chmod(folder.stat().st_mode | 0o055)
+        os.seteuid(65534)
+    try:
+        yield path
+    finally:
+        if administrator:
+            os.seteuid(0)
+
+
+def test_what_may_not_be_read_is_said_to_be_so(nobody: Path) -> None:
+    assert is_there(nobody)
+    for read in (open_regular, require_readable, lambda path: read_json(path, "fetch it")):
+        with pytest.raises(UsageError, match="secret cannot be read: Permission denied"):
+            read(nobody)
 
 
 def _reads(path: Path) -> list[str]:
