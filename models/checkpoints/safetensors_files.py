@@ -7,6 +7,7 @@ from pathlib import Path
 
 from blockexport.models.checkpoints.checkpoint import FileSlice, TensorEntry
 from blockexport.models.checkpoints.safetensors_header import read_header
+from blockexport.models.config.config_fields import listed
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_json
 
@@ -172,9 +173,3 @@ def _shard_name(index: Path, value: object) -> str:
             f"{index} places weights in {value!r}; a shard must be a plain file name that ends in .safetensors"
         )
     return value
-
-
-def listed(names: list[str], limit: int = 3) -> str:
-    """The first names, and how many more there are."""
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

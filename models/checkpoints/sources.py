@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.config.config_fields import listed
 from blockexport.models.config.presets import PRESETS
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
@@ -85,7 +86,7 @@ def _open_path(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    from blockexport.models.checkpoints.safetensors_files import ADAPTER_CONFIG, listed, lora_adapter
+    from blockexport.models.checkpoints.safetensors_files import ADAPTER_CONFIG, lora_adapter
 
     if os.path.lexists(folder / "config.json"):
         from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint

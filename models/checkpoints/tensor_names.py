@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
+from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 
@@ -187,8 +188,5 @@ def _unknown_prefix(missing: list[str], unknown: list[str]) -> str | None:
     return prefix if {prefix + name for name in missing} <= set(unknown) else None
 
 
-def _listed(names: list[str], limit: int = 4) -> str:
-    rest = len(names) - limit
-    shown = ", ".join(names[:limit])
-    plural = "tensor" if len(names) == 1 else f"{len(names)} tensors"
-    return f"{plural} {shown}" + (f" and {rest} more" if rest > 0 else "")
+def _listed(names: list[str]) -> str:
+    return f"{'tensor' if len(names) == 1 else f'{len(names)} tensors'} {listed(names, 4)}"
