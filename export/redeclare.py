@@ -28,7 +28,7 @@ REPORT = "parity/"
 
 
 def redeclare(
-    bundle: Path, max_sequence_length: int, output: Path | None = None, *, force: bool = False
+    bundle: str | Path, max_sequence_length: int, output: str | Path | None = None, *, force: bool = False
 ) -> tuple[Manifest, list[str]]:
     """Give a bundle M = `max_sequence_length` cache slots, in place or as a copy in `output`.
 
@@ -47,6 +47,7 @@ def redeclare(
         UsageError: M is out of that range, a file is not the one that the manifest lists, `bundle` holds engines and
             no `output` is named, or the disk is full. Nothing has changed then.
     """
+    bundle = Path(bundle)
     manifest = read_manifest(bundle)
     _check_golden(bundle, manifest, max_sequence_length)
     dropped = [name for name in manifest.files if name.startswith(REPORT) or name in manifest.engines]
@@ -65,8 +66,8 @@ def redeclare(
         for name in dropped:
             (bundle / name).unlink(missing_ok=True)
         return changed, dropped
-    with staged(output, [bundle], force=force) as stage:
-        with disk_errors(output):
+    with staged(Path(output), [bundle], force=force) as stage:
+        with disk_errors(Path(output)):
             check_free_space(stage.folder, sum(manifest.files[name].bytes for name in manifest.files))
             for name in manifest.files:
                 if name not in dropped:

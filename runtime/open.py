@@ -13,7 +13,7 @@ BACKENDS = ("onnxruntime", "replay", "pt2", "aoti", "eager", "tensorrt", "tensor
 
 
 def open_decoder(
-    folder: Path,
+    folder: str | Path,
     backend: str = "onnxruntime",
     *,
     max_sequence_length: int | None = None,
@@ -39,6 +39,7 @@ def open_decoder(
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.
     """
+    folder = Path(folder)
     manifest = read_manifest(folder)
     # A runtime is imported only when it is asked for.
     if backend == "onnxruntime":
