@@ -39,13 +39,23 @@ def compare(
         ),
     ] = None,
     onnx: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--onnx",
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Judge this ONNX decoder of another tool (optimum-onnx, onnxruntime-genai) against --model.",
+            help="Judge this ONNX decoder of another tool against --model; twice, where prompt and steps have a graph "
+            "each.",
+        ),
+    ] = None,
+    mapped: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="ROLE=NAME",
+            help="With --onnx: what the file calls an input or output, such as input_ids=tokens or "
+            "'past_key_values.{i}.key=k_{i}'; may be repeated.",
         ),
     ] = None,
     check: Annotated[
@@ -101,9 +111,9 @@ def compare(
 
     Example: blockexport compare smollm2 --report smollm2-parity
     """
-    _check_options(bundle, onnx, model, backend, text, tokens)
+    _check_options(bundle, onnx, mapped, model, backend, text, tokens)
     _check_locate(locate, onnx, backend, no_explain=no_explain)
-    report_folder = _report_folder(report, bundle, onnx, model, text)
+    report_folder = _report_folder(report, bundle, *(onnx or ()), model, text)
     use_threads(threads)
     with console.progress_bar(quiet=quiet) as progress:
         from blockexport.compare.checks.catalogue import choose_checks
@@ -115,10 +125,18 @@ def compare(
             token_ids=None if tokens is None else _ids(tokens),
         )
         choose_checks(how["checks"])  # a misspelt name is said before the model is read
-        if onnx is not None and model is not None:
+        if onnx and model is not None:
             from blockexport.compare.judge_foreign import judge_foreign
 
-            judgement = judge_foreign(onnx, model, max_sequence_length=max_sequence_length, progress=progress, **how)
+            judgement = judge_foreign(
+                onnx,
+                model,
+                max_sequence_length=max_sequence_length,
+                mapped=mapped or (),
+                locate=locate,
+                progress=progress,
+                **how,
+            )
         else:
             assert bundle is not None
             judgement = _judge_bundle(bundle, backend, model, max_sequence_length, locate, progress, how)
@@ -176,7 +194,8 @@ def _judge_bundle(
 
 def _check_options(
     bundle: Path | None,
-    onnx: Path | None,
+    onnx: list[Path] | None,
+    mapped: list[str] | None,
     model: str | None,
     backend: str | None,
     text: Path | None,
@@ -186,28 +205,28 @@ def _check_options(
 
     if text is not None and tokens is not None:
         raise UsageError("--text and --tokens contradict each other: judge on one of them")
-    if onnx is None:
+    if not onnx:
+        if mapped:
+            raise UsageError("--map says what another tool's file calls its inputs: it goes with --onnx FILE")
         if bundle is None:
             raise UsageError(
                 "there is nothing to judge: name a BUNDLE, or another tool's file with --onnx FILE --model CHECKPOINT"
             )
         return
     if bundle is not None:
-        raise UsageError(f"--onnx {onnx} and the bundle {bundle} are two artifacts: judge them one at a time")
+        raise UsageError(f"--onnx {onnx[0]} and the bundle {bundle} are two artifacts: judge them one at a time")
     if model is None:
-        raise UsageError(f"--onnx {onnx} needs --model CHECKPOINT: the file does not say what it was exported from")
+        raise UsageError(f"--onnx {onnx[0]} needs --model CHECKPOINT: the file does not say what it was exported from")
     if backend not in (None, "onnxruntime"):
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on onnxruntime")
 
 
-def _check_locate(locate: bool, onnx: Path | None, backend: str | None, *, no_explain: bool) -> None:
+def _check_locate(locate: bool, onnx: list[Path] | None, backend: str | None, *, no_explain: bool) -> None:
     from blockexport.models.errors import UsageError
 
     if locate and no_explain:
         raise UsageError("--locate and --no-explain contradict each other: choose one of them")
 
-    if locate and onnx is not None:
-        raise UsageError("--locate looks into a bundle's graph; another tool's file is judged by its outputs alone")
     if locate and backend in ("eager", "pt2", "aoti"):
         raise UsageError(f"--locate looks into an ONNX graph, and {backend} runs none: leave one of the two away")
 

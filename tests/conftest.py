@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import gpu_run
+
+if TYPE_CHECKING:
+    from tests.foreign_files import ForeignExports
 
 TABLE = "table"
 """The property (`record_property`) under which a test hands in a line for a table at the end of the run."""
 
 MACHINE = pytest.StashKey[gpu_run.Machine]()
 HEADLINE = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> ForeignExports:
+    """Decoders the way other tools export them, each made once."""
+    from tests.foreign_files import ForeignExports
+
+    return ForeignExports(tmp_path_factory.mktemp("foreign"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,10 +7,12 @@ convention is exported here from a transformers model with its growing cache; `B
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from transformers import DynamicCache
 
 from tests.transformers_models import make_model, save_model
 
+FAMILIES = ("llama", "mistral-window", "qwen2-mixed", "qwen3")
 LAYERS, HEADS, WIDTH = 2, 3, 16  # of every model of transformers_models
 
 
 def write_source(folder: Path, family: str = "llama", *, tied: bool = False) -> Path:
     """A checkpoint with a tokenizer, which the builder insists on."""
+    folder.mkdir(parents=True, exist_ok=True)
     save_model(make_model(family, tied=tied), folder)
     # A token for each character: with one for everything no position could be told from another.
     vocabulary = {chr(i) if 32 < i < 127 else f"t{i}": i for i in range(131)}
@@ -50,10 +54,10 @@ def with_theta(source: Path, folder: Path, theta: float) -> Path:
     return folder
 
 
-def build_with_genai(source: Path, folder: Path) -> Path:
-    """onnxruntime-genai's own export, fp32 for the CPU."""
+def build_with_genai(source: Path, folder: Path, precision: str = "fp32", provider: str = "cpu") -> Path:
+    """onnxruntime-genai's own export."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", folder]
-    command += ["-p", "fp32", "-e", "cpu", "-c", folder.parent / "cache"]
+    command += ["-p", precision, "-e", provider, "-c", folder.parent / "cache"]
     subprocess.run([str(part) for part in command], check=True, capture_output=True, cwd=folder.parent)
     return folder / "model.onnx"
 
@@ -100,6 +104,54 @@ def export_growing(path: Path, family: str = "llama", *, tied: bool = False) -> 
         output_names=["logits", *(n.format("present") for n in names)],
     )
     return path
+
+
+def export_pair(folder: Path, family: str = "llama", *, static: bool = False) -> Path:
+    """transformers' own exporter: `prefill.onnx` and `decode.onnx`."""
+    from transformers import GenerationConfig
+    from transformers.exporters.configs import OnnxConfig
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    ids = torch.randint(3, 100, (2, 7))
+    how = GenerationConfig(cache_implementation="static", max_cache_len=40) if static else None
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    made = OnnxExporter().export_for_generation(
+        make_model(family), inputs, OnnxConfig(dynamic=True), generation_config=how
+    )
+    made.save_pretrained(folder)
+    return folder
+
+
+class ForeignExports:
+    """Each kind of file of each family, made when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._made: dict[str, Path] = {}
+
+    def source(self, family: str = "llama") -> Path:
+        """The checkpoint."""
+        return self._once(f"source-{family}", lambda path: write_source(path, family))
+
+    def growing(self, family: str = "llama") -> Path:
+        """By optimum's convention."""
+        return self._once(f"growing-{family}.onnx", lambda path: export_growing(path, family))
+
+    def genai(self, family: str = "llama", *arguments: str) -> Path:
+        """By onnxruntime-genai's builder."""
+        name = "-".join(["genai", family, *arguments]) + "/model.onnx"
+        return self._once(name, lambda path: build_with_genai(self.source(family), path.parent, *arguments))
+
+    def pair(self, family: str = "llama", *, static: bool = False) -> Path:
+        """By transformers' exporter: a folder."""
+        name = f"{'static' if static else 'pair'}-{family}"
+        return self._once(name, lambda path: export_pair(path, family, static=static))
+
+    def _once(self, name: str, make: Callable[[Path], Path]) -> Path:
+        if name not in self._made:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self._made[name] = make(self.root / name)
+        return self._made[name]
 
 
 def changed(path: Path, target: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
@@ -172,6 +224,60 @@ def _cut_logits(model: onnx.ModelProto, count: str) -> None:
     )
     logits = next(value for value in model.graph.output if value.name == "logits")
     logits.type.tensor_type.shape.dim[1].dim_param = "kept"
+
+
+def with_names(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Other names for inputs and outputs, templates with `{i}` for the layer."""
+    for template, other in names.items():
+        for i in range(LAYERS):
+            old, new = template.format(i=i), other.format(i=i)
+            _rename(model, old, new)
+            for value in [*model.graph.input, *model.graph.output]:
+                value.name = new if value.name == old else value.name
+
+
+def prompt_alone(model: onnx.ModelProto) -> None:
+    """No cache inputs: those of a growing file are empty, so that it is optimum's decoder_model.onnx."""
+    caches = [value.name for value in model.graph.input if value.name.startswith("past_key_values.")]
+    kept = [value for value in model.graph.input if value.name not in caches]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.append(helper.make_tensor("prompt.sizes", TensorProto.INT64, [3], [HEADS, 0, WIDTH]))
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["prompt.rows"], start=0, end=1),
+        helper.make_node("Concat", ["prompt.rows", "prompt.sizes"], ["prompt.shape"], axis=0),
+        *(helper.make_node("ConstantOfShape", ["prompt.shape"], [name]) for name in caches),
+    ]
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+
+
+def merge_branches(model: onnx.ModelProto) -> None:
+    """Both graphs behind one `use_cache_branch`, as optimum's decoder_model_merged.onnx has them."""
+    prompt = onnx.ModelProto()
+    prompt.CopyFrom(model)
+    prompt_alone(prompt)
+    shared = {tensor.name for tensor in model.graph.initializer}
+    model.graph.initializer.extend(tensor for tensor in prompt.graph.initializer if tensor.name not in shared)
+    branches = {}
+    for name, graph in (("then_branch", model.graph), ("else_branch", prompt.graph)):
+        made = {output for node in graph.node for output in node.output if output}
+        branch = helper.make_graph([], name, [], [])
+        for node in graph.node:
+            copy = branch.node.add()
+            copy.CopyFrom(node)
+            copy.input[:] = [f"{name}/{value}" if value in made else value for value in node.input]
+            copy.output[:] = [f"{name}/{value}" if value else "" for value in node.output]
+        for value in graph.output:
+            output = branch.output.add()
+            output.CopyFrom(value)
+            output.name = f"{name}/{value.name}"
+        branches[name] = branch
+    names = [value.name for value in model.graph.output]
+    del model.graph.node[:]
+    del model.graph.value_info[:]
+    model.graph.node.append(helper.make_node("If", ["use_cache_branch"], names, "either", **branches))
+    model.graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
 
 
 def _rename(model: onnx.ModelProto, old: str, new: str) -> None:

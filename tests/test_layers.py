@@ -27,6 +27,7 @@ HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_session.py"},
     "onnx": {
         "export/bundle/check_graph.py",
+        "export/bundle/external_data.py",
         "export/bundle/model_bounds.py",
         "export/graph/*.py",
         "export/lint/*.py",
@@ -34,6 +35,8 @@ HOMES: dict[str, set[str]] = {
         "runtime/foreign/*.py",
         "runtime/onnx_*.py",
         "compare/audits/artifact_weights.py",
+        "compare/audits/foreign_sites.py",
+        "compare/explain/foreign_values.py",
         "cli/doctor_command.py",
     },
     "onnx_ir": {

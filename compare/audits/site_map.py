@@ -43,12 +43,15 @@ class SiteMap:
         hidden: sites that cannot be looked for, since the graph has no Attention node to hand them to.
         streams: the value that enters each layer, and after the last the one that leaves it.
         final_norm: the value the head reads.
+        nodes: operator and name, in the file, of the node that makes the value at a site of a layer in the call that
+            begins at a position; None where the names are our own exporter's, which say the site themselves.
     """
 
     layers: list[dict[str, str]] = field(default_factory=list)
     hidden: list[frozenset[str]] = field(default_factory=list)
     streams: list[str | None] = field(default_factory=list)
     final_norm: str | None = None
+    nodes: Callable[[int, int | None, str], str] | None = None
 
 
 def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:

@@ -17,7 +17,7 @@ from blockexport.compare.core.position_plan import CHUNK
 from blockexport.compare.core.tolerances import MAX_FACTOR
 from blockexport.compare.explain.diagnose import Diagnosis, Hints, diagnose
 from blockexport.compare.explain.failing_calls import ALONG, FILE, no_walk, walk_of
-from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, locate
+from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, Watched, locate
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
@@ -31,7 +31,7 @@ STRAY = 64  # positions outside the judged ones that are looked at where they ar
 
 _LOST = "no known defect is tried: each leaves numbers, and here there is NaN or infinity"
 
-Graph = Callable[[], ReplayGraph]
+Graph = Callable[[], ReplayGraph | Watched]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def explain(
     Args:
         context: of the judgement.
         results: of the checks that ran.
-        graph: gives the artifact's graph; None where it has none that can be replayed.
+        graph: gives the artifact's graph, or a decoder of it that can be watched; None where there is none.
         note: why it has none.
         always: look inside even where no check failed.
 

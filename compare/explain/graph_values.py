@@ -7,8 +7,9 @@ layer that is wrong of its own accord is seen. The values and weights of one lay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch.nn import functional as F
@@ -23,7 +24,6 @@ from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.progress import Progress, silent
-from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 
 LEAVING = ("mlp_residual", "cache_key", "cache_value")
 """The sites of what a layer leaves behind."""
@@ -37,7 +37,7 @@ class SiteError:
 
     Of a value outside the floor also what can be said about the difference: `position` is that of the first token
     where it is outside, `finite` is False where it holds NaN or infinity that eager's does not, and `times` the factor
-    that makes eager's value of it, where there is one.
+    that makes eager's value of it, where there is one, and `instead` the site whose value of eager's it is.
     """
 
     call: range
@@ -49,11 +49,35 @@ class SiteError:
     position: int | None = None
     finite: bool = True
     times: float | None = None
+    instead: str = ""
 
     @property
     def outside(self) -> bool:
         """Whether it leaves the floor (NaN does)."""
         return not self.absent and not self.error <= SITE_FACTOR.value * self.floor
+
+
+class Observed(Protocol):
+    """A decoder that tells its values.
+
+    Attributes:
+        observer: told of values by name, during or after each run; None is nobody.
+    """
+
+    observer: Callable[[str, torch.Tensor], None] | None
+
+    @property
+    def fed(self) -> str:
+        """The name of what it is fed with, where that is a value to be watched; else empty."""
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Decoder.cache`; the next run leaves the tensors alone."""
+
+    def reset(self, batch_size: int = 1) -> None:
+        """See `Decoder.reset`."""
+
+    def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Decoder.prefill`."""
 
 
 class Inside:
@@ -65,13 +89,13 @@ class Inside:
             cannot be seen.
 
     Args:
-        decoder: the replay.
+        decoder: the artifact's graph, telling its values.
         sites: of its graph.
         checkpoint: the source.
         evidence: tokens, calls and precision.
     """
 
-    def __init__(self, decoder: ReplayDecoder, sites: SiteMap, checkpoint: Checkpoint, evidence: Evidence) -> None:
+    def __init__(self, decoder: Observed, sites: SiteMap, checkpoint: Checkpoint, evidence: Evidence) -> None:
         self.decoder, self.sites, self.checkpoint, self.evidence = decoder, sites, checkpoint, evidence
         self.config = checkpoint.config
         self.uses: dict[int, int] = {}
@@ -103,8 +127,7 @@ class Inside:
                     gathered[layer] = {}
 
         chunk = inputs_1S[:, call.start : call.stop]
-        for name in self.decoder.graph.inputs[:1]:
-            observe(name, chunk)
+        observe(self.decoder.fed, chunk)
         self.decoder.observer = observe
         try:
             outputs_SV = self.decoder.prefill(chunk)[0]
@@ -127,6 +150,11 @@ class Inside:
             for site in LAYER_SITES
             if site not in self.sites.hidden[layer]
         ]
+        if self.sites.nodes is not None:
+            rows = _borne_out(rows)
+        at = next((i for i, row in enumerate(rows) if row.outside), None)
+        if at is not None:
+            rows[at] = replace(rows[at], instead=_taken_for(rows[at], values[names[rows[at].site]], truth))
         first = next((row.site for row in rows if row.outside), None)
         if first is not None:
             self._keep(call, layer, entering_TD, past, values)
@@ -207,6 +235,30 @@ class Inside:
         if self.evidence.headless:
             return normed, normed
         return normed, F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
+
+
+def _taken_for(row: SiteError, got: torch.Tensor, truth: Mapping[str, torch.Tensor]) -> str:
+    """Another site of the layer whose value a wrong one is; empty where there is none."""
+    limit = SITE_FACTOR.value * row.floor
+    alike = (site for site in LAYER_SITES if site in truth and truth[site].is_floating_point() and site != row.site)
+    return next((site for site in alike if relative_error(got, truth[site]) <= limit), "")
+
+
+def _borne_out(rows: list[SiteError]) -> list[SiteError]:
+    """Without values that differ from eager's and leave what they are for as it should be: another tool may compute
+    them in another way, or they were taken for what they are not."""
+    outside = {row.site for row in rows if row.outside}
+    seen = {row.site for row in rows}
+    half = LAYER_SITES.index("attention_residual")
+    excused: set[str] = set()
+    for part, ends in (
+        (LAYER_SITES[:half], {"attention_residual", "cache_key", "cache_value"}),
+        (LAYER_SITES[half:], {"mlp_residual"}),
+    ):
+        if ends <= seen and not ends & outside:
+            excused |= set(part) & outside
+    lost = {row.site for row in rows if row.error == float("inf")} - set(LEAVING)
+    return [row for row in rows if row.site not in excused | lost]
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

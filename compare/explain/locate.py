@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from blockexport.compare.audits.site_map import map_sites
+from blockexport.compare.audits.site_map import SiteMap, map_sites
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED
-from blockexport.compare.explain.graph_values import Inside, SiteError
+from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -46,6 +46,8 @@ class Location:
         times: the value is eager's times this factor; None where it is no multiple of it.
         finite: False where the value is NaN or infinite.
         not_finite: the first value that is, where that is another one behind it; empty elsewhere.
+        node: operator and name of the node in another tool's file; empty for our own.
+        instead: the site whose value of eager's is there; empty where it is none's.
     """
 
     position: int
@@ -59,15 +61,19 @@ class Location:
     times: float | None = None
     finite: bool = True
     not_finite: str = ""
+    node: str = ""
+    instead: str = ""
 
     @property
     def sentence(self) -> str:
         """For people."""
         place = _place(self.layer, self.site) + (", which the graph lacks" if self.absent else "")
+        place += f", at {self.node}" if self.node else ""
         if not self.finite:
             return f"first difference at position {self.position}: {place}, which is NaN or infinite"
         said = f"relative error {self.error:.1e}, eager's own {self.floor:.1e}"
         said += "" if self.times is None else f"; it is {self.times:.6g} times eager's"
+        said += f"; it is eager's {LABELS[self.instead]}" if self.instead else ""
         later = f"; the first NaN or infinity is in {self.not_finite}" if self.not_finite else ""
         return f"first difference at position {self.position}: {place} ({said}){later}"
 
@@ -129,8 +135,16 @@ class Search:
         )
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A decoder that tells the values inside it, and which of them are at which site."""
+
+    decoder: Observed
+    sites: SiteMap
+
+
 def locate(
-    graph: ReplayGraph,
+    graph: ReplayGraph | Watched,
     checkpoint: Checkpoint,
     evidence: Evidence,
     *,
@@ -141,7 +155,7 @@ def locate(
     """Find the first difference.
 
     Args:
-        graph: the artifact's graph.
+        graph: the artifact's graph, or a decoder of it that tells what it computes.
         checkpoint: the source.
         evidence: what the artifact said, run by its backend.
         looked: calls to look into, all of them; by default the first calls and those from the first wrong output or
@@ -150,14 +164,13 @@ def locate(
         wrong_slot: the first slot of the cache known to be wrong after these calls.
         progress: told of the calls done, and of the layers looked into.
     """
-    slots, last = evidence.max_sequence_length, evidence.last_logits_only
-    decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
+    watched = graph if isinstance(graph, Watched) else _replayed(graph, checkpoint, evidence)
     ids_1S = evidence.ids_S[None]
     inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
     exact_PV, eager_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
     floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
     error = measure(evidence.outputs_PV, exact_PV, evidence.positions)
-    inside = Inside(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers), checkpoint, evidence)
+    inside = Inside(watched.decoder, watched.sites, checkpoint, evidence)
     suspects = _suspects(evidence, exact_PV, floor, wrong_slot) if looked is None else list(looked)
     walk = _walk(inside, evidence, inputs, suspects, progress, to_the_end=looked is not None)
     distance = _distance(walk.replayed_PV, evidence)
@@ -177,6 +190,12 @@ def locate(
         calls=len(evidence.calls),
         specimen=_specimen_at(walk.location, inside) if reproduced else None,
     )
+
+
+def _replayed(graph: ReplayGraph, checkpoint: Checkpoint, evidence: Evidence) -> Watched:
+    slots, last = evidence.max_sequence_length, evidence.last_logits_only
+    decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
+    return Watched(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers))
 
 
 @dataclass
@@ -206,7 +225,7 @@ def _walk(
         if call in suspects and (walk.location is None or to_the_end):
             outputs_SV, found = inside.look(call, inputs, progress)
             walk.rows += found
-            walk.location = walk.location or _first(found)
+            walk.location = walk.location or _named(_first(found), inside.sites)
         else:
             outputs_SV = inside.decoder.prefill(inputs[:, call.start : call.stop])[0]
         for row, position in enumerate(list(call)[-len(outputs_SV) :]):
@@ -265,7 +284,15 @@ def _first(rows: Sequence[SiteError]) -> Location | None:
         times=None if blamed.absent else row.times,
         finite=row.finite,
         not_finite="" if lost is row else _place(lost.layer, lost.site),
+        instead="" if blamed.absent else row.instead,
     )
+
+
+def _named(found: Location | None, sites: SiteMap) -> Location | None:
+    """A location with the file's own name for it."""
+    if found is None or sites.nodes is None:
+        return found
+    return replace(found, node=sites.nodes(found.call, found.layer, found.site))
 
 
 def _place(layer: int | None, site: str) -> str:

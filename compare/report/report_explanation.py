@@ -13,7 +13,8 @@
   first layer and behind the last), `site` (a key of `sites.LABELS`) and its `label`, `error` and `floor` (relative L2),
   `absent` (the graph lacks the value), `layers` (all that differ of their own accord in that call), `times` (the factor
   between the value and eager's, or null), `finite`, and `not_finite` (the first NaN or infinity, where that is another
-  value; empty elsewhere).
+  value; empty elsewhere), `node` (operator and name in another tool's file; empty for our own), and `instead` (the site
+  whose value of eager's is there; empty where none's is).
 - `reproduced`: whether the replay gives the artifact's outputs, and `replay_ratio`, how far it is from them in units of
   the floor; both null where there was no graph to replay.
 - `values`: parallel lists over the values compared inside the graph, each layer on its own input: `call` (its first

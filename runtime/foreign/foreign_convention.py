@@ -1,15 +1,18 @@
 """How an ONNX decoder that another tool exported wants to be called, read off its inputs, outputs and operators.
 
-Two ways of keeping the cache are known, both with the names that Hugging Face's optimum gave them:
+What an input or output is, its name says, by the table in names.py. What is done with the cache, the graph says:
 
-- **growing** (optimum-onnx; onnxruntime-genai's builder where it does not use GroupQueryAttention): `present.N.key` is
-  `past_key_values.N.key` with the new tokens' keys behind it; a batch of unequal rows is padded on the left, which
-  `attention_mask` (and `position_ids`, where there is one) tell the graph.
+- **growing** (optimum-onnx, torch.onnx, transformers.exporters; onnxruntime-genai's builder where it does not use
+  GroupQueryAttention): the present cache is the past one with the new tokens' entries appended; a batch of unequal rows
+  is padded on the left, which `attention_mask` (and `position_ids`, where there is one) tell the graph.
 - **shared** (onnxruntime-genai's builder): com.microsoft's GroupQueryAttention writes past and present in one buffer of
   as many slots as the runtime chose; the row sums of `attention_mask` say how far each row is filled, and rows are
   padded on the right. https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+- **static** (a StaticCache as inputs): past and present have one shape, and an input says into which slots new entries
+  go.
+- **none**: a graph of the prompt alone, which makes the first cache; another one takes it from there.
 
-Whatever does not fit one of the two is refused by name.
+Whatever does not fit is refused by name.
 """
 
 from __future__ import annotations
@@ -18,20 +21,17 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import onnx
 import torch
 
-from blockexport.export.bundle.check_graph import PROTOBUF_BYTES
-from blockexport.export.bundle.model_bounds import check_bounds
+from blockexport.export.bundle.manifest import MANIFEST
 from blockexport.models import io_names
-from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError, UsageError
-from blockexport.models.regular_file import is_there, read_bytes, require_readable
-
-ATTENTION_MASK = "attention_mask"
-NUM_LOGITS_TO_KEEP = "num_logits_to_keep"
+from blockexport.runtime.foreign import names as roles
+from blockexport.runtime.foreign.names import Names, name_roles
 
 _TYPES: Mapping[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,
@@ -39,23 +39,48 @@ _TYPES: Mapping[int, torch.dtype] = {
     onnx.TensorProto.BFLOAT16: torch.bfloat16,
     onnx.TensorProto.INT32: torch.int32,
     onnx.TensorProto.INT64: torch.int64,
+    onnx.TensorProto.BOOL: torch.bool,
 }
 ELEMENT_TYPES: Mapping[torch.dtype, int] = {dtype: kind for kind, dtype in _TYPES.items()}
 _INTEGERS = (torch.int32, torch.int64)
-# Integer inputs and the ranks they may have.
-_KNOWN: Mapping[str, tuple[int, ...]] = {
-    io_names.INPUT_IDS: (2,),
-    ATTENTION_MASK: (2,),
-    io_names.POSITION_IDS: (2,),
-    NUM_LOGITS_TO_KEEP: (0, 1),
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# What an input may be: ranks, and types for each.
+_MASKS = {2: (*_INTEGERS, torch.bool), 4: (torch.bool, *_FLOATS)}
+_KNOWN: Mapping[str, Mapping[int, tuple[torch.dtype, ...]]] = {
+    io_names.INPUT_IDS: {2: _INTEGERS},
+    roles.ATTENTION_MASK: _MASKS,
+    roles.FULL_MASK: _MASKS,
+    roles.WINDOW_MASK: _MASKS,
+    io_names.POSITION_IDS: {2: _INTEGERS},
+    roles.CACHE_POSITION: {1: _INTEGERS},
+    roles.NUM_LOGITS_TO_KEEP: {0: _INTEGERS, 1: _INTEGERS},
+    roles.USE_CACHE_BRANCH: {0: (torch.bool,), 1: (torch.bool,)},
+    roles.CUMULATIVE_LENGTH: {0: _INTEGERS, 1: _INTEGERS},
+    roles.WINDOW: {0: _INTEGERS, 1: _INTEGERS},
 }
-_CACHE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _QUANTISED = re.compile(
     r"MatMulNBits|MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|.*BlockQuantized|QMoE"
 )
-_ATTENTION = "GroupQueryAttention"
+ATTENTION = "GroupQueryAttention"
 
 Shape = tuple[int | str, ...]
+
+
+class Cache(StrEnum):
+    """What a graph does with its cache, in words."""
+
+    GROWING = "a cache that grows by concatenation"
+    SHARED = f"past and present in one buffer ({ATTENTION})"
+    STATIC = "a cache of fixed length, written in place"
+    NONE = "no cache, but the one it makes of a prompt"
+
+
+@dataclass(frozen=True)
+class Port:
+    """Type and rank of an input that is no cache."""
+
+    dtype: torch.dtype
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -63,21 +88,26 @@ class Convention:
     """What a file takes and gives.
 
     Attributes:
-        shared: past and present are one buffer; otherwise the cache grows by concatenation.
+        cache: what it does with its cache.
         layers: L.
-        cache_shape: of `past_key_values.0.key` as declared: [B, K, past length, H], names where a size is free.
+        cache_shape: of the first cache as declared: [B, K, past length, H], names where a size is free. Of a graph
+            without past caches, that of the first one it makes.
         dtype: type of the cache.
-        integers: types of the integer inputs the file has.
-        ranks: ranks of the same.
+        names: the file's names by role.
+        ports: the inputs that are no cache, by role.
+        one_token: it takes a single token in each call.
+        all_logits: it declares logits of every position of a call.
         unjudged: outputs that are neither logits nor cache.
     """
 
-    shared: bool
+    cache: Cache
     layers: int
     cache_shape: Shape
     dtype: torch.dtype
-    integers: Mapping[str, torch.dtype]
-    ranks: Mapping[str, int]
+    names: Names
+    ports: Mapping[str, Port]
+    one_token: bool
+    all_logits: bool
     unjudged: tuple[str, ...]
 
     @property
@@ -94,44 +124,20 @@ class Convention:
 
     @property
     def sentence(self) -> str:
-        """For people."""
-        cache = (
-            f"past and present in one buffer ({_ATTENTION})" if self.shared else "a cache that grows by concatenation"
-        )
-        others = ", ".join(name for name in self.integers if name != io_names.INPUT_IDS)
+        """What it is, in words."""
+        others = ", ".join(dict.fromkeys(role.partition(".")[0] for role in self.ports if role != io_names.INPUT_IDS))
+        single = "; one token in each call" if self.one_token else ""
         unjudged = f"; outputs not judged: {', '.join(self.unjudged)}" if self.unjudged else ""
-        return f"{cache}{', with ' + others if others else ''}{unjudged}"
+        return f"{self.cache.value}{', with ' + others if others else ''}{single}{unjudged}"
 
 
-def read_model(path: Path) -> onnx.ModelProto:
-    """The graph of an ONNX file, without the weights that lie in other files.
-
-    Raises:
-        UsageError: the file is no ONNX, or a file of weights that it names is not there.
-    """
-    content = read_bytes(path, PROTOBUF_BYTES)
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf's errors share no public base class
-        raise UsageError(f"{path} is not an ONNX file: {error}") from error
-    # Protobuf reads many a file of another kind as a message of unknown fields.
-    if not model.graph.node:
-        raise UsageError(f"{path} is not an ONNX file: there is no graph in it")
-    check_bounds(model, path)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key != "location":
-                continue
-            if not is_there(path.parent / entry.value):
-                raise UsageError(
-                    f"{path} keeps its weights in {entry.value}, which is not beside it: put the file there"
-                )
-            require_readable(path.parent / entry.value)
-    return model
-
-
-def recognise(model: onnx.ModelProto, path: Path) -> Convention:
+def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | None = None) -> Convention:
     """The convention of a file.
+
+    Args:
+        model: its graph.
+        path: where it is, for messages.
+        mapped: templates of names by role, as `names.read_map` gives them.
 
     Raises:
         UsageError: it is of none that is known; what does not fit is named.
@@ -139,87 +145,49 @@ def recognise(model: onnx.ModelProto, path: Path) -> Convention:
     """
     graph = model.graph
     _refuse_kinds(graph, path)
+    found = name_roles(model, mapped or {}, path)
     weights = {tensor.name for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input if value.name not in weights}
     outputs = {value.name: value for value in graph.output}
-    caches = {name: value for name, value in inputs.items() if _CACHE.fullmatch(name)}
-    integers = _integer_inputs({name: value for name, value in inputs.items() if name not in caches}, path)
-    layers = len(caches) // 2
-    if not caches:
+    ports = _ports(inputs, found, path)
+    pasts = [role for role in found.inputs if role.startswith("past_key_values.")]
+    layers = found.layers
+    if not layers:
         raise UsageError(
             f"{path} has no cache inputs such as past_key_values.0.key, so there are no decode steps to judge: export "
-            "it with a cache (optimum: --task text-generation-with-past)"
+            f"it with a cache (optimum: --task text-generation-with-past), or name them with --map "
+            f"'{roles.PAST_KEY}=NAME_{{i}}'. It takes {_some(inputs)}"
         )
-    for name in (io_names.LOGITS, *io_names.present_names(layers)):
-        if name not in outputs:
-            raise UsageError(f"{path} has no output {name}: it gives {_some(outputs)}")
-    shared = _shares(graph, layers, path)
-    shapes = _cache_shapes(inputs, outputs, layers, path, shared)
-    if shared and ATTENTION_MASK not in integers:
-        raise UsageError(f"{path} uses {_ATTENTION} and has no {ATTENTION_MASK}, which says how far each row is filled")
-    unjudged = [name for name in outputs if name not in {io_names.LOGITS, *io_names.present_names(layers)}]
+    for role in (io_names.LOGITS, *io_names.present_names(layers)):
+        if role not in found.outputs:
+            raise UsageError(f"{path} has no output {role}, by that or a known name: it gives {_some(outputs)}")
+    cache = _cache_kind(graph, found, ports, path) if pasts else Cache.NONE
     return Convention(
-        shared=shared,
+        cache=cache,
         layers=layers,
-        cache_shape=shapes,
-        dtype=_TYPES[inputs[io_names.past_names(1)[0]].type.tensor_type.elem_type],
-        integers=integers,
-        ranks={name: len(_shape(inputs[name])) for name in integers},
-        unjudged=tuple(unjudged),
+        cache_shape=_cache_shape(found, inputs if pasts else outputs, layers, path),
+        dtype=_TYPES[outputs[found.outputs[io_names.present_names(1)[0]]].type.tensor_type.elem_type],
+        names=found,
+        ports=ports,
+        one_token=sizes_of(inputs[found.inputs[io_names.INPUT_IDS]])[1:] == (1,),
+        all_logits=_gives_all(inputs, outputs, found),
+        unjudged=tuple(name for name in outputs if name not in found.outputs.values()),
     )
 
 
-def check_architecture(model: onnx.ModelProto, convention: Convention, config: ModelConfig, path: Path) -> None:
-    """Compare what the file's shapes say with the checkpoint's dimensions.
-
-    Raises:
-        UsageError: they are of different models; the first dimension that differs is named.
-    """
-    found: list[tuple[str, int | str | None, int]] = [
-        ("num_hidden_layers", convention.layers, config.num_hidden_layers),
-        ("num_key_value_heads", convention.cache_shape[1], config.num_key_value_heads),
-        ("head_dim", convention.cache_shape[3], config.head_dim),
-    ]
-    for node in model.graph.node:
-        if node.op_type == _ATTENTION:
-            heads = {attribute.name: attribute.i for attribute in node.attribute}
-            found.append(("num_attention_heads", heads.get("num_heads"), config.num_attention_heads))
-            found.append(("num_key_value_heads", heads.get("kv_num_heads"), config.num_key_value_heads))
-    logits = next(value for value in model.graph.output if value.name == io_names.LOGITS)
-    shape = _shape(logits)
-    found.append(("vocab_size", shape[-1] if shape else None, config.vocab_size))
-    for name, theirs, ours in found:
-        if isinstance(theirs, int) and theirs != ours:
-            raise UsageError(
-                f"{path} is another architecture than the checkpoint: {name} is {theirs} in the file and {ours} in the "
-                "checkpoint. Name the checkpoint that it was exported from"
-            )
-    _check_widths(model, config, path)
-
-
-def _check_widths(model: onnx.ModelProto, config: ModelConfig, path: Path) -> None:
-    """Some weight must have each of the widths that inputs and outputs do not show."""
-    matrices = [tuple(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2]
-    constants = [
-        a.t for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")
-    ]
-    dims = {dim for shape in matrices + [tuple(t.dims) for t in constants] for dim in shape}
-    wanted = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
-    for name, size in wanted.items():
-        if size not in dims:
-            raise UsageError(
-                f"{path} is another architecture than the checkpoint: {name} is {size} in the checkpoint, and no "
-                "weight of the file is that wide. Name the checkpoint that it was exported from"
-            )
+def _gives_all(
+    inputs: Mapping[str, onnx.ValueInfoProto], outputs: Mapping[str, onnx.ValueInfoProto], found: Names
+) -> bool:
+    """Whether the logits are declared as long as the tokens."""
+    logits, ids = sizes_of(outputs[found.outputs[io_names.LOGITS]]), sizes_of(inputs[found.inputs[io_names.INPUT_IDS]])
+    return len(logits) == 3 and len(ids) == 2 and logits[1] == ids[1] and logits[1] != "?"
 
 
 def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
     operators = {node.op_type for node in graph.node}
-    if "TensorScatter" in operators:
-        raise UsageError(
-            f"{path} writes its cache with TensorScatter, as blockexport's own files do: name the bundle instead, "
-            f"blockexport compare {shlex.quote(str(path.parent))}"
-        )
+    if "TensorScatter" in operators and (path.parent / MANIFEST).is_file():
+        named = shlex.quote(str(path.parent))
+        raise UsageError(f"{path} is the file of a bundle: name that instead, blockexport compare {named}")
     quantised = sorted(name for name in operators if _QUANTISED.fullmatch(name))
     if quantised:
         raise NotJudgedError(
@@ -228,78 +196,108 @@ def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
         )
 
 
-def _integer_inputs(inputs: Mapping[str, onnx.ValueInfoProto], path: Path) -> dict[str, torch.dtype]:
-    found = {}
-    for name, value in inputs.items():
-        dtype = _TYPES.get(value.type.tensor_type.elem_type)
-        if name not in _KNOWN:
-            raise UsageError(
-                f"{path} has the input {name} {list(_shape(value))}, which no convention known here has: known are "
-                f"{', '.join(_KNOWN)} and past_key_values.N.key and .value"
-            )
-        if dtype not in _INTEGERS or len(_shape(value)) not in _KNOWN[name]:
-            kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
-            raise UsageError(
-                f"{path} takes {name} as {kind} {list(_shape(value))}: known is int64 or int32 of "
-                f"{' or '.join(str(rank) for rank in _KNOWN[name])} dimensions"
-            )
-        found[name] = dtype
-    if io_names.INPUT_IDS not in found:
+def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) -> dict[str, Port]:
+    for name in found.odd:
         raise UsageError(
-            f"{path} is no decoder that takes tokens: it has no input {io_names.INPUT_IDS}, it takes {_some(inputs)}"
+            f"{path} has the input {name} {list(sizes_of(inputs[name]))}, which no convention known here has: known "
+            f"are {', '.join(roles.INPUTS)} and caches. Say what it is with --map ROLE={name}"
         )
-    return found
+    ports = {}
+    for role, name in found.inputs.items():
+        if role.startswith("past_key_values."):
+            continue
+        value = inputs[name]
+        dtype, sizes = _TYPES.get(value.type.tensor_type.elem_type), sizes_of(value)
+        known = _KNOWN[re.sub(r"\.\d+$", ".{i}", role)]
+        if dtype is None or dtype not in known.get(len(sizes), ()):
+            kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            allowed = "; ".join(
+                f"{rank} dimensions of {', '.join(str(t).removeprefix('torch.') for t in types)}"
+                for rank, types in known.items()
+            )
+            raise UsageError(f"{path} takes {name} as {kind} {list(sizes)}: known is {allowed}")
+        ports[role] = Port(dtype, len(sizes))
+    if io_names.INPUT_IDS not in ports:
+        raise UsageError(
+            f"{path} is no decoder that takes tokens: it has no input {io_names.INPUT_IDS}, it takes {_some(inputs)}. "
+            f"Name it with --map {io_names.INPUT_IDS}=NAME"
+        )
+    return ports
 
 
-def _shares(graph: onnx.GraphProto, layers: int, path: Path) -> bool:
+def _cache_kind(graph: onnx.GraphProto, found: Names, ports: Mapping[str, Port], path: Path) -> Cache:
+    if _shares(graph, found, path):
+        if roles.ATTENTION_MASK not in ports:
+            raise UsageError(
+                f"{path} uses {ATTENTION} and has no {roles.ATTENTION_MASK}, which says how far each row is filled"
+            )
+        return Cache.SHARED
+    past, present = (
+        (
+            sizes_of(next(value for value in values if value.name == name))
+            for values, name in (
+                (graph.input, found.inputs.get(io_names.past_names(1)[0], "")),
+                (graph.output, found.outputs[io_names.present_names(1)[0]]),
+            )
+        )
+        if io_names.past_names(1)[0] in found.inputs
+        else ((), ())
+    )
+    if len(past) != 4 or len(present) != 4 or (past[2] != present[2] and not isinstance(past[2], int)):
+        return Cache.GROWING
+    places = [io_names.POSITION_IDS, roles.CACHE_POSITION, roles.CUMULATIVE_LENGTH.format(i=0)]
+    if past[2] != present[2] or not any(role in ports for role in places):
+        raise UsageError(
+            f"{path} has a cache of fixed length ({found.inputs[io_names.past_names(1)[0]]} is {list(past)}, and "
+            f"{list(present)} after a call) and no input that says into which slots new entries go: known are "
+            f"{', '.join(places)}"
+        )
+    return Cache.STATIC
+
+
+def _shares(graph: onnx.GraphProto, found: Names, path: Path) -> bool:
     """Whether every layer's cache belongs to a GroupQueryAttention (inputs 3 and 4, outputs 1 and 2)."""
-    nodes = [node for node in graph.node if node.op_type == _ATTENTION]
+    nodes = [node for node in graph.node if node.op_type == ATTENTION]
     read = {name for node in nodes for name in node.input[3:5]}
     written = {name for node in nodes for name in node.output[1:3]}
-    pairs = list(zip(io_names.past_names(layers), io_names.present_names(layers), strict=True))
+    pairs = [
+        (name, found.outputs.get(role.replace("past_key_values.", "present.")))
+        for role, name in found.inputs.items()
+        if role.startswith("past_key_values.")
+    ]
     shared = [past in read and present in written for past, present in pairs]
     if any(shared) and not all(shared):
         odd = pairs[shared.index(False)][0]
         raise UsageError(
-            f"{path} uses {_ATTENTION} in some layers and not for {odd}: no convention known here does that"
+            f"{path} uses {ATTENTION} in some layers and not for {odd}: no convention known here does that"
         )
     return all(shared)
 
 
-def _cache_shapes(
-    inputs: Mapping[str, onnx.ValueInfoProto],
-    outputs: Mapping[str, onnx.ValueInfoProto],
-    layers: int,
-    path: Path,
-    shared: bool,
-) -> Shape:
-    """The shape that all caches have in common."""
-    names = io_names.past_names(layers)
-    if any(name not in inputs for name in names):
-        missing = next(name for name in names if name not in inputs)
+def _cache_shape(found: Names, values: Mapping[str, onnx.ValueInfoProto], layers: int, path: Path) -> Shape:
+    """The shape that all caches have in common: those that the graph takes, or else those that it makes."""
+    taken = any(role.startswith("past_key_values.") for role in found.inputs)
+    wanted, given = (io_names.past_names, found.inputs) if taken else (io_names.present_names, found.outputs)
+    missing = next((role for role in wanted(layers) if role not in given), None)
+    if missing is not None:
         raise UsageError(f"{path} has cache inputs for {layers} layers, and no {missing} among them")
-    kinds = {(inputs[name].type.tensor_type.elem_type, len(_shape(inputs[name]))) for name in names}
-    first = inputs[names[0]]
-    dtype = _TYPES.get(first.type.tensor_type.elem_type)
-    if len(kinds) > 1 or dtype in (None, *_INTEGERS) or len(_shape(first)) != 4:
+    caches = [values[given[role]] for role in wanted(layers)]
+    kinds = {(value.type.tensor_type.elem_type, len(sizes_of(value))) for value in caches}
+    shape = sizes_of(caches[0])
+    if len(kinds) > 1 or _TYPES.get(caches[0].type.tensor_type.elem_type) not in _FLOATS or len(shape) != 4:
         listed = sorted(f"{onnx.TensorProto.DataType.Name(kind)} of {rank} dimensions" for kind, rank in kinds)
         raise UsageError(
             f"{path} has caches of {' and '.join(listed)}: known is [batch, key/value heads, length, head_dim] in one "
             "floating-point type"
         )
-    past = _shape(first)
-    present = _shape(outputs[io_names.present_names(1)[0]])
-    if not shared and (isinstance(past[2], int) or (len(present) == 4 and present[2] == past[2])):
-        raise UsageError(
-            f"{path} has a cache of fixed length ({names[0]} is {list(past)} and stays so) without {_ATTENTION}: where "
-            "such a file expects new entries is not known here"
-        )
-    return past
+    return shape
 
 
-def _shape(value: onnx.ValueInfoProto) -> Shape:
+def sizes_of(value: onnx.ValueInfoProto) -> Shape:
+    """The declared shape; a name that is a number, as some exporters write it, is that number."""
     dims = value.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
+    sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
+    return tuple(int(size) if isinstance(size, str) and size.isdecimal() else size for size in sizes)
 
 
 def _some(names: Mapping[str, object]) -> str:

@@ -72,6 +72,11 @@ class ReplayDecoder(Decoder):
         dtype, last = manifest.precision.torch_dtype, manifest.last_logits_only
         return cls(graph, manifest.config, dtype, slots, last_logits_only=last)
 
+    @property
+    def fed(self) -> str:
+        """The name of the graph's first input."""
+        return self.graph.inputs[0]
+
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's key and value as of the last run, [B, K, M, H] each."""
         return self._past[2 * layer], self._past[2 * layer + 1]

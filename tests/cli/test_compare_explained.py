@@ -204,11 +204,6 @@ def test_locate_needs_a_graph(sound: Path, backend: str, capsys: pytest.CaptureF
     assert f"{backend} runs none" in capsys.readouterr().err
 
 
-def test_locate_of_a_foreign_file_is_refused(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare("--onnx", sound / "model.onnx", "--model", sound, "--locate") == 2
-    assert "judged by its outputs alone" in capsys.readouterr().err
-
-
 def test_a_graph_that_fails_in_some_calls_is_bad_and_explained(sound: Path, tmp_path: Path) -> None:
     """One position too low in decode: a first call of one token asks for the angle of position -1."""
     assert compare(spoil(sound, CONFIG, "behind", decode_position(-1)), "--report", tmp_path) == 1

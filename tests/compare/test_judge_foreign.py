@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,20 +13,20 @@ import pytest
 from onnx import helper
 
 from blockexport.cli.main import main
-from tests.foreign_files import build_with_genai, changed, export_growing, give_last_logits, with_theta, write_source
+from tests.foreign_files import ForeignExports, changed, give_last_logits, with_theta
 
 THETA = 500_000.0  # of the checkpoints that are wrong; the models are made with 10,000
 APPLIES = {"prefill", "decode", "spread", "causality", "batch", "greedy"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`source` and `theta`, the same weights with another theta, as checkpoints and as exports."""
-    folder = tmp_path_factory.mktemp("foreign")
-    source = write_source(folder / "source")
-    build_with_genai(source, folder / "genai")
-    build_with_genai(with_theta(source, folder / "theta", THETA), folder / "genai-theta")
-    export_growing(folder / "growing.onnx")
+def made(foreign: ForeignExports, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`source` as a checkpoint and as exports, and `theta`, the same weights with another theta."""
+    folder = tmp_path_factory.mktemp("judged-foreign")
+    shutil.copytree(foreign.source(), folder / "source")
+    shutil.copytree(foreign.genai().parent, folder / "genai")
+    shutil.copy(foreign.growing(), folder / "growing.onnx")
+    with_theta(folder / "source", folder / "theta", THETA)
     return folder
 
 
@@ -51,7 +52,7 @@ def skipped(report: dict[str, object]) -> dict[str, str]:
 def causes(report: dict[str, object]) -> list[str]:
     explanation = report["explanation"]
     assert isinstance(explanation, dict)
-    assert explanation["located"] is None and "foreign file" in explanation["note"]
+    assert explanation["located"]["node"] and explanation["note"] == ""
     return [cause["cause"] for cause in explanation["causes"]]
 
 
@@ -96,7 +97,7 @@ def test_a_cache_that_grows_is_followed_to_the_end(
 
 def test_a_wrong_theta_is_named(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file, model, theta in (
-        (made / "genai-theta" / "model.onnx", made / "source", "500000"),
+        (made / "genai" / "model.onnx", made / "theta", "10000"),
         (made / "growing.onnx", made / "theta", "10000"),
     ):
         verdicts, report = judged(file, model, capsys, "--check", "prefill", "--check", "decode", code=1)
@@ -105,7 +106,7 @@ def test_a_wrong_theta_is_named(made: Path, tmp_path: Path, capsys: pytest.Captu
     assert compare(made / "growing.onnx", made / "theta", "--check", "prefill", "--report", tmp_path / "r") == 1
     out = capsys.readouterr().out
     assert out.startswith("FAIL") and "wrong theta" in " ".join(out.split())
-    assert "Not located: only graphs" in " ".join(out.split())
+    assert "layer 0, q after RoPE, at Add node_" in " ".join(out.split())
 
 
 def _mask_dropped(model: onnx.ModelProto) -> None:

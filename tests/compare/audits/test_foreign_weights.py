@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from blockexport.compare.audits.artifact_weights import initialisers
 from blockexport.compare.audits.foreign_weights import Held, hold_foreign
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
-from tests.foreign_files import build_with_genai, export_growing, write_source
+from tests.foreign_files import ForeignExports
 
 Values = np.ndarray[Any, Any]
 Edit = Callable[[Values], Values]
@@ -24,10 +25,11 @@ KEYS = "model.layers.0.self_attn.k_proj.weight"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(foreign: ForeignExports, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foreign-weights")
-    build_with_genai(write_source(folder / "source", "qwen3"), folder / "genai")
-    export_growing(folder / "growing.onnx", "qwen3")
+    shutil.copytree(foreign.source("qwen3"), folder / "source")
+    shutil.copytree(foreign.genai("qwen3").parent, folder / "genai")
+    shutil.copy(foreign.growing("qwen3"), folder / "growing.onnx")
     return folder
 
 

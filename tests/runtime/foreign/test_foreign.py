@@ -16,41 +16,37 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.eager import EagerDecoder
-from blockexport.runtime.foreign.foreign_convention import check_architecture, read_model, recognise
-from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder, open_foreign
+from blockexport.runtime.foreign.foreign_convention import recognise
+from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
+from blockexport.runtime.foreign.foreign_file import check_architecture, read_model
+from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
 from tests.exported import export, random_model
 from tests.foreign_files import (
-    build_with_genai,
+    ForeignExports,
     changed,
     count_positions_inside,
-    export_growing,
     give_last_logits,
     keep_some_logits,
     take_int32,
-    write_source,
 )
 
 SLOTS = 40
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("foreign") / "source")
+def source(foreign: ForeignExports) -> Path:
+    return foreign.source()
 
 
 @pytest.fixture(scope="module")
-def files(source: Path) -> dict[str, Path]:
+def files(foreign: ForeignExports) -> dict[str, Path]:
     """The same model by two conventions."""
-    return {
-        "growing": export_growing(source.parent / "growing.onnx"),
-        "shared": build_with_genai(source, source.parent / "genai"),
-    }
+    return {"growing": foreign.growing(), "shared": foreign.genai()}
 
 
 def opened(path: Path, source: Path, slots: int = SLOTS) -> ForeignDecoder:
-    model = read_model(path)
     config = open_checkpoint(str(source)).config
-    return open_foreign(path, model, recognise(model, path), config, max_sequence_length=slots, threads=1)
+    return open_foreign(read_foreign([path]), config, max_sequence_length=slots, threads=1)
 
 
 def eager(source: Path, slots: int = SLOTS) -> EagerDecoder:
@@ -109,10 +105,10 @@ def test_variants_of_the_growing_convention(
     change: Callable[[onnx.ModelProto], None], files: dict[str, Path], source: Path, tmp_path: Path
 ) -> None:
     decoder = opened(changed(files["growing"], tmp_path / "other.onnx", change), source)
-    integers = decoder.convention.integers
-    assert (set(integers.values()) == {torch.int32}) is (change is take_int32)
-    assert ("position_ids" in integers) is (change is not count_positions_inside)
-    assert ("num_logits_to_keep" in integers) is (change is keep_some_logits)
+    ports = decoder.convention.ports
+    assert ({port.dtype for port in ports.values()} == {torch.int32}) is (change is take_int32)
+    assert ("position_ids" in ports) is (change is not count_positions_inside)
+    assert ("num_logits_to_keep" in ports) is (change is keep_some_logits)
     agree(rows_of_unequal_length(decoder), _without_keys(rows_of_unequal_length(eager(source)), change, decoder))
     agree(chunks_and_steps(decoder), chunks_and_steps(eager(source)))
 
@@ -202,22 +198,27 @@ def _fixed_length(model: onnx.ModelProto) -> None:
             value.type.tensor_type.shape.dim[2].dim_value = 64
 
 
+def _fixed_length_without_places(model: onnx.ModelProto) -> None:
+    _fixed_length(model)
+    _drop("input", "position_ids")(model)
+
+
 def _operator(name: str, domain: str = "com.microsoft") -> Change:
     return lambda model: model.graph.node.append(helper.make_node(name, ["logits"], ["x"], domain=domain))
 
 
 REFUSED: list[tuple[str, Change, str]] = [
     ("growing", _input("token_type_ids"), r"has the input token_type_ids \['b', 's'\], which no convention"),
-    ("growing", _input("use_cache_branch", TensorProto.BOOL, (1,)), "has the input use_cache_branch"),
+    ("growing", _input("use_cache_branch", TensorProto.INT64, (1,)), "takes use_cache_branch as INT64"),
     ("growing", _input("input_ids", TensorProto.FLOAT), "takes input_ids as FLOAT"),
-    ("growing", _input("attention_mask", shape=("b", 1, "s", "t")), "takes attention_mask as INT64"),
+    ("growing", _input("attention_mask", shape=("b", 1, "s", "t")), "takes attention_mask as INT64 .*: known is 2 dim"),
     ("growing", _drop("input", "input_ids"), "it has no input input_ids, it takes"),
-    ("growing", _drop("input", "past"), "has no cache inputs such as past_key_values.0.key"),
+    ("growing", _drop("input", "past"), "makes a cache and takes none"),
     ("growing", _drop("input", "past_key_values.0.value"), "no past_key_values.0.value among them"),
     ("growing", _drop("output", "logits"), "has no output logits"),
     ("growing", _drop("output", "present.1.key"), "has no output present.1.key"),
     ("growing", _input("past_key_values.1.key", TensorProto.FLOAT16, ("b", 3, "p", 16)), "caches of FLOAT of 4 .* and"),
-    ("growing", _fixed_length, "has a cache of fixed length"),
+    ("growing", _fixed_length_without_places, "cache of fixed length .* and no input that says into which slots"),
     ("shared", _drop("input", "attention_mask"), "and has no attention_mask"),
 ]
 
@@ -228,7 +229,7 @@ def test_what_is_not_recognised_is_refused_by_name(
 ) -> None:
     path = changed(files[kind], tmp_path / "odd.onnx", change)
     with pytest.raises(UsageError, match=message):
-        recognise(read_model(path), path)
+        read_foreign([path])
 
 
 def test_one_layer_of_another_kind_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
@@ -296,6 +297,5 @@ def test_a_graph_that_does_not_run_is_refused(files: dict[str, Path], source: Pa
 
     path = changed(files["shared"], tmp_path / "odd.onnx", widen)
     config = replace(open_checkpoint(str(source)).config, num_attention_heads=12)
-    model = read_model(path)
     with pytest.raises(UsageError, match=r"ONNX Runtime .* does not (load|run)"):
-        open_foreign(path, model, recognise(model, path), config, threads=1)
+        open_foreign(read_foreign([path]), config, threads=1)

@@ -1,0 +1,79 @@
+"""Another tool's decoder, opened once more with its inner values as outputs, so that Locate can look into it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+from onnx import helper
+
+from blockexport.compare.audits.foreign_sites import ForeignSites, find_sites
+from blockexport.compare.audits.site_map import SiteMap
+from blockexport.compare.explain.locate import Watched
+from blockexport.compare.explain.sites import LAYER_SITES
+from blockexport.models.errors import NotJudgedError
+from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
+from blockexport.runtime.foreign.foreign_graph import ForeignFile
+
+_CACHES = ("cache_key", "cache_value")
+
+
+def watch_foreign(decoder: ForeignDecoder) -> Watched:
+    """A second decoder of the same files, which tells its values, and where they are.
+
+    Raises:
+        NotJudgedError: a graph whose residual stream cannot be followed.
+    """
+    layers = decoder.config.num_hidden_layers
+    found, files = [], []
+    for file in decoder.files:
+        model = onnx.ModelProto()
+        model.CopyFrom(file.model)
+        names = {**file.convention.names.inputs, **file.convention.names.outputs}
+        sites = find_sites(model, names, layers)
+        if sites is None:
+            raise NotJudgedError(
+                f"not located: in the graph of {file.path} no residual stream is recognised, a chain of sums from the "
+                "embedding on, so of this file nothing but its outputs is known"
+            )
+        _add_outputs(model, sites)
+        found.append(sites)
+        files.append(ForeignFile(file.path, model, file.convention, edited=True))
+    watching = type(decoder)(files, decoder.config, decoder.max_sequence_length)
+    watching.last_logits_only, watching.foreign, watching.in_turn = decoder.last_logits_only, decoder.foreign, True
+    watching.watched = {file.path: _keys(sites) for file, sites in zip(files, found, strict=True)}
+    first = next(i for i, file in enumerate(files) if file.path == decoder.first.path)
+    return Watched(watching, _site_map(found, first, layers))
+
+
+def _add_outputs(model: onnx.ModelProto, sites: ForeignSites) -> None:
+    given = {value.name for value in model.graph.output}
+    for name in dict.fromkeys(_keys(sites).values()):
+        if name not in given:
+            model.graph.output.append(helper.make_empty_tensor_value_info(name))
+
+
+def _keys(sites: ForeignSites) -> dict[str, str]:
+    """What is watched, by `LAYER.SITE`; the caches are told by the decoder."""
+    found = {f"{layer}.stream": value for layer, value in enumerate(sites.streams)}
+    for layer, values in enumerate(sites.layers):
+        found |= {f"{layer}.{site}": value for site, value in values.items() if site not in _CACHES}
+    return found | ({} if sites.final_norm is None else {"final_norm": sites.final_norm})
+
+
+def _site_map(found: list[ForeignSites], first: int, layers: int) -> SiteMap:
+    """The sites that all graphs show, and their nodes: those of graph `first` in the first call."""
+    shown = [set.intersection(*(set(sites.layers[layer]) for sites in found)) for layer in range(layers)]
+    made = SiteMap(
+        layers=[{site: f"{layer}.{site}" for site in sites} for layer, sites in enumerate(shown)],
+        hidden=[frozenset(LAYER_SITES) - sites for sites in shown],
+        streams=[f"{layer}.stream" for layer in range(layers + 1)],
+        final_norm="final_norm" if all(sites.final_norm for sites in found) else None,
+    )
+
+    def node(call: int, layer: int | None, site: str) -> str:
+        sites = found[first if call == 0 else 0]
+        ends = {"embedding": sites.streams[0], "final_norm": sites.final_norm or "", "head": sites.logits}
+        return sites.makers.get(ends.get(site, "") if layer is None else sites.layers[layer].get(site, ""), "")
+
+    return replace(made, nodes=node)

@@ -1,0 +1,86 @@
+"""Another tool's ONNX file before anything runs it: is it one, are its weights there, is it of this checkpoint?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from blockexport.export.bundle.check_graph import PROTOBUF_BYTES
+from blockexport.export.bundle.model_bounds import check_bounds
+from blockexport.models import io_names
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_bytes, require_readable
+from blockexport.runtime.foreign.foreign_convention import ATTENTION, Convention, sizes_of
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The graph of an ONNX file, without the weights that lie in other files.
+
+    Raises:
+        UsageError: the file is no ONNX, or a file of weights that it names is not there.
+    """
+    content = read_bytes(path, PROTOBUF_BYTES)
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:  # protobuf's errors share no public base class
+        raise UsageError(f"{path} is not an ONNX file: {error}") from error
+    # Protobuf reads many a file of another kind as a message of unknown fields.
+    if not model.graph.node:
+        raise UsageError(f"{path} is not an ONNX file: there is no graph in it")
+    check_bounds(model, path)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key != "location":
+                continue
+            if not is_there(path.parent / entry.value):
+                raise UsageError(
+                    f"{path} keeps its weights in {entry.value}, which is not beside it: put the file there"
+                )
+            require_readable(path.parent / entry.value)
+    return model
+
+
+def check_architecture(model: onnx.ModelProto, convention: Convention, config: ModelConfig, path: Path) -> None:
+    """Compare what the file's shapes say with the checkpoint's dimensions.
+
+    Raises:
+        UsageError: they are of different models; the first dimension that differs is named.
+    """
+    found: list[tuple[str, int | str | None, int]] = [
+        ("num_hidden_layers", convention.layers, config.num_hidden_layers),
+        ("num_key_value_heads", convention.cache_shape[1], config.num_key_value_heads),
+        ("head_dim", convention.cache_shape[3], config.head_dim),
+    ]
+    for node in model.graph.node:
+        if node.op_type == ATTENTION:
+            heads = {attribute.name: attribute.i for attribute in node.attribute}
+            found.append(("num_attention_heads", heads.get("num_heads"), config.num_attention_heads))
+            found.append(("num_key_value_heads", heads.get("kv_num_heads"), config.num_key_value_heads))
+    name = convention.names.outputs[io_names.LOGITS]
+    shape = sizes_of(next(value for value in model.graph.output if value.name == name))
+    found.append(("vocab_size", shape[-1] if shape else None, config.vocab_size))
+    for name, theirs, ours in found:
+        if isinstance(theirs, int) and theirs != ours:
+            raise UsageError(
+                f"{path} is another architecture than the checkpoint: {name} is {theirs} in the file and {ours} in the "
+                "checkpoint. Name the checkpoint that it was exported from"
+            )
+    _check_widths(model, config, path)
+
+
+def _check_widths(model: onnx.ModelProto, config: ModelConfig, path: Path) -> None:
+    """Some weight must have each of the widths that inputs and outputs do not show."""
+    matrices = [tuple(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2]
+    constants = [
+        a.t for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")
+    ]
+    dims = {dim for shape in matrices + [tuple(t.dims) for t in constants] for dim in shape}
+    wanted = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+    for name, size in wanted.items():
+        if size not in dims:
+            raise UsageError(
+                f"{path} is another architecture than the checkpoint: {name} is {size} in the checkpoint, and no "
+                "weight of the file is that wide. Name the checkpoint that it was exported from"
+            )
