@@ -39,7 +39,7 @@ test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 lint: $(VENV)/.with-test $(VENV)/.with-docs build/types/.linked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES:%=build/types/blockexport/%) build/types/blockexport/__init__.py tests docs $(wildcard benchmarks/*.py)
+	$(BIN)/mypy build/types/blockexport tests docs $(wildcard benchmarks/*.py)
 	$(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/.with-docs build/types/.linked
@@ -76,5 +76,5 @@ $(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
 # mypy reads the sources under the names they install as.
 build/types/.linked: Makefile
 	mkdir -p build/types/blockexport
-	for name in $(PACKAGES) __init__.py; do ln -sfn ../../../$$name build/types/blockexport/$$name; done
+	for name in $(PACKAGES) __init__.py library.py py.typed; do ln -sfn ../../../$$name build/types/blockexport/$$name; done
 	touch $@

@@ -1,30 +1,56 @@
-"""blockexport as a library: what its commands do, as calls.
+"""Decoder checkpoints as ONNX files and TensorRT engines with a static KV cache, and a proof of the shipped file.
 
-Each name is imported when it is first asked for: `import blockexport` itself loads no library.
+The library does the work that the command line asks for::
+
+    import blockexport
+
+    made = blockexport.export_bundle("SmolLM2-135M", "smollm2", max_sequence_length=512)
+    print(made.report.verdict, made.folder)
+    decoder = blockexport.open_decoder("smollm2")
+
+Importing this package loads nothing heavy: each function brings what it needs when it is first used.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockexport.export.redeclare import redeclare
-    from blockexport.runtime.open import open_decoder
+    from blockexport.library import (
+        ExportedBundle,
+        build_engine,
+        compare_bundle,
+        export_bundle,
+        inspect_model,
+        open_decoder,
+        redeclare,
+    )
 
-__all__ = ["__version__", "open_decoder", "redeclare"]
+    __version__: str
 
-_HOMES = {"open_decoder": "blockexport.runtime.open", "redeclare": "blockexport.export.redeclare"}
+__all__ = [
+    "ExportedBundle",
+    "__version__",
+    "build_engine",
+    "compare_bundle",
+    "export_bundle",
+    "inspect_model",
+    "open_decoder",
+    "redeclare",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("blockexport")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        from blockexport import library
+
+        return getattr(library, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

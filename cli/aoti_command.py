@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockexport.cli import console
-from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads
+from blockexport.cli.exporting import export
+from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
@@ -68,10 +68,9 @@ def aoti(
         return _add(Path(model), source, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
     if output is None or source is not None:
         raise UsageError(f"{model} is no bundle: name one with -o BUNDLE, which is made first (and leave out --model)")
-    from blockexport.cli.onnx_command import onnx
-
     require_compiler()  # not after the export
-    code = onnx(model, output, no_compare=no_compare, no_explain=no_explain, force=force, threads=threads, quiet=quiet)
+    use_threads(threads)
+    code = export(model, output, compare=not no_compare, no_explain=no_explain, force=force, quiet=quiet)
     return code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
 
 
@@ -102,7 +101,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
         if judged is not None:
             show_verdict(judged.report, quiet=quiet)
         if judged is not None and judged.report.exit_code == EXIT_BAD:
-            return _refuse(replace(judged, explain=None) if no_explain else judged, quiet=quiet)
+            return _refuse(without_explanation(judged) if no_explain else judged, quiet=quiet)
         sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
         add_files(bundle, {name: folder / name for name in names}, sources)
     return _tell(bundle, report, quiet=quiet)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from blockexport.cli import console
-from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads
+from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from blockexport.compare.judge import Judgement
+    from blockexport.compare.report.report import Report
     from blockexport.models.progress import Progress
 
 
@@ -115,35 +118,23 @@ def compare(
     _check_locate(locate, onnx, backend, no_explain=no_explain)
     report_folder = _report_folder(report, bundle, *(onnx or ()), model, text)
     use_threads(threads)
-    with console.progress_bar(quiet=quiet) as progress:
-        from blockexport.compare.checks.catalogue import choose_checks
+    with ExitStack() as stack:
+        progress = stack.enter_context(console.progress_bar(quiet=quiet))
+
+        def show(judgement: Judgement) -> Report:
+            stack.close()
+            judgement = without_explanation(judgement) if no_explain else judgement
+            return _show(judgement, report_folder, as_json=as_json, quiet=quiet)
 
         how = _How(
             checks=tuple(check or ()),
             decode_steps=decode_steps,
             text=None if text is None else _read(text),
             token_ids=None if tokens is None else _ids(tokens),
+            max_sequence_length=max_sequence_length,
+            progress=progress,
         )
-        choose_checks(how["checks"])  # a misspelt name is said before the model is read
-        if onnx and model is not None:
-            from blockexport.compare.judge_foreign import judge_foreign
-
-            judgement = judge_foreign(
-                onnx,
-                model,
-                max_sequence_length=max_sequence_length,
-                mapped=mapped or (),
-                locate=locate,
-                progress=progress,
-                **how,
-            )
-        else:
-            assert bundle is not None
-            judgement = _judge_bundle(bundle, backend, model, max_sequence_length, locate, progress, how)
-    if no_explain:
-        judgement = replace(judgement, explain=None)
-    _show(judgement, report_folder, as_json=as_json, quiet=quiet)
-    return judgement.report.exit_code
+        return _judge(bundle, onnx, mapped, backend, model, locate, how, show).exit_code
 
 
 TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and few tokens are longer than 16 bytes
@@ -156,40 +147,31 @@ class _How(TypedDict):
     decode_steps: int | None
     text: str | None
     token_ids: list[int] | None
+    max_sequence_length: int | None
+    progress: Progress
 
 
-def _judge_bundle(
-    bundle: Path,
+def _judge(
+    bundle: Path | None,
+    onnx: list[Path] | None,
+    mapped: list[str] | None,
     backend: str | None,
     model: str | None,
-    max_sequence_length: int | None,
     locate: bool,
-    progress: Progress,
     how: _How,
-) -> Judgement:
-    from blockexport.compare.changed_files import changed_files
-    from blockexport.compare.core.backends import require_judgeable, usual_backend
-    from blockexport.compare.judge import run_checks
-    from blockexport.compare.judged_bundle import bundle_options
-    from blockexport.compare.judged_source import open_source
-    from blockexport.export.bundle.manifest import read_manifest
-    from blockexport.runtime.open import open_decoder
+    show: Callable[[Judgement], Report],
+) -> Report:
+    from blockexport.compare.checks.catalogue import choose_checks
 
-    manifest = read_manifest(bundle)
-    backend = backend or usual_backend(manifest.precision)
-    require_judgeable(backend, manifest.precision)
-    checkpoint = open_source(manifest, model)
-    decoder = open_decoder(
-        bundle,
-        backend,
-        max_sequence_length=max_sequence_length,
-        model=model,
-        verify="nothing",  # a changed file is judged as it is, and a note says so
-    )
-    notes = changed_files(bundle, manifest, backend)
-    judgement = run_checks(decoder, checkpoint, bundle_options(bundle, backend, locate=locate, **how), progress)
-    report = replace(judgement.report, notes=(*judgement.report.notes, *notes))
-    return replace(judgement, report=report)
+    choose_checks(how["checks"])  # a misspelt name is said before the model is read
+    if onnx and model is not None:
+        from blockexport.compare.judge_foreign import judge_foreign
+
+        return show(judge_foreign(onnx, model, mapped=mapped or (), locate=locate, **how))
+    from blockexport.library import compare_bundle
+
+    assert bundle is not None
+    return compare_bundle(bundle, backend=backend, model=model, locate=locate, explain=show, **how)
 
 
 def _check_options(
@@ -258,14 +240,14 @@ def _report_folder(folder: Path | None, *inputs: str | Path | None) -> Path | No
     return None if folder is None else report_place(folder, inputs_of(*inputs))
 
 
-def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bool) -> None:
+def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bool) -> Report:
     """Print the verdict, explain it, and only then write; a report is written even where nothing can be printed."""
     from blockexport.compare.report.report_files import write_report
 
     try:
         if not as_json or judgement.explain is not None:
             show_verdict(judgement.report, as_json=as_json, quiet=quiet)
-    except OSError:
+    except (OSError, SystemExit):  # Rich answers a reader that left with SystemExit
         if folder is not None:
             write_report(judgement.explained(), folder)
         raise
@@ -276,3 +258,4 @@ def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bo
     finally:
         if folder is not None:
             write_report(report, folder)
+    return report

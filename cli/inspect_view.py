@@ -44,13 +44,16 @@ def size(value: float) -> str:
     return f"{value:.0f} bytes"
 
 
-def show(model: str, config: ModelConfig, description: dict[str, Any]) -> None:
+def show(model: str, description: dict[str, Any]) -> None:
     """Print the whole description on stdout."""
     from rich.padding import Padding
     from rich.text import Text
 
     out = console.stdout_console()
     out.print()
+    from blockexport.models.config.model_config import ModelConfig
+
+    config = ModelConfig.from_json(description["config"])
     out.print(Text(f"  {model}", style="bold cyan"), Text(_headline(config, description["precision"]), style="dim"))
     out.print()
     out.print(Padding(_dimensions(config), _INDENT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,6 +43,11 @@ def show_verdict(report: Report, *, as_json: bool = False, quiet: bool = False) 
         console.say(f"{str(report.verdict).upper()}: {report.summary}", quiet=quiet)
     else:
         console.stdout_console().print(render_verdict(report) if quiet else render_table(report))
+
+
+def without_explanation(judgement: Judgement) -> Judgement:
+    """The verdict alone."""
+    return replace(judgement, explain=None)
 
 
 def _doing(report: Report) -> str:

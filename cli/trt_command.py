@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blockexport.cli import console
-from blockexport.cli.judging import NoExplain, Threads
+from blockexport.cli.exporting import export, one_precision
+from blockexport.cli.judging import NoExplain, Threads, use_threads
 from blockexport.cli.trt_summary import tell_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from blockexport.export.bundle.manifest import Manifest
-    from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
-    from blockexport.export.tensorrt.trt_network import Profile
     from blockexport.models.precision import Precision
 
-DEFAULT_PREFILL = 512
 DEFAULT_BATCH = 8
 EXIT_BAD = 1
 MOST_MIB = 1 << 20
@@ -80,7 +76,7 @@ def trt(
         typer.Option(
             "--max-prefill",
             min=1,
-            help=f"Most tokens per row and step; longer prompts go in chunks. Default: M, at most {DEFAULT_PREFILL}.",
+            help="Most tokens per row and step; longer prompts go in chunks. Default: M, at most 512.",
         ),
     ] = None,
     workspace: Annotated[
@@ -160,11 +156,12 @@ def trt(
     Example: blockexport trt ./SmolLM2-135M -o smollm2 --fp16
     """
     from blockexport.export.bundle.manifest import MANIFEST
-    from blockexport.export.tensorrt.trt_adapter import BuildOptions
+    from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
+    from blockexport.library import build_engine
 
     into_bundle = (Path(model) / MANIFEST).is_file()
-    precision = _precision(fp32=fp32, fp16=fp16, bf16=bf16)
-    adapter = _adapter(backend)
+    precision = one_precision("an engine", fp32=fp32, fp16=fp16, bf16=bf16)
+    adapter = choose_backend(backend)
     targets = adapter.targets(compute_capability or ())
     options = BuildOptions(
         workspace_mib=workspace,
@@ -178,7 +175,7 @@ def trt(
     adapter.check_options(options)
     if precision is not None:
         adapter.check_precision(precision, targets)
-    exported = 0
+    code = 0
     if into_bundle:
         folder = Path(model)
         _refuse_for_bundle(
@@ -189,47 +186,40 @@ def trt(
                 "--beyond-trained-range": beyond_trained_range or None,
             }
         )
+        _check_precision(folder, precision)
     else:
         folder = _named_output(model, output, precision)
-        handed_on = _OnnxOptions(
+        use_threads(threads)
+        code = export(
+            model,
+            folder,
+            precision=precision,
             max_sequence_length=max_sequence_length,
-            no_explain=no_explain,
             force=force,
             beyond_trained_range=beyond_trained_range,
-            threads=threads,
+            no_explain=no_explain,
+            quiet=quiet or as_json,
+            as_json=as_json,
+            result_is_json=False,
         )
-        exported = _export(model, folder, precision, handed_on, quiet=quiet, as_json=as_json)
-        if exported == EXIT_BAD:
+        if code == EXIT_BAD:
             console.say("no engine was built, because the graph did not pass")
-            return exported
-    with contextlib.nullcontext() if into_bundle else _bundle_remains(folder):
-        name, manifest = _build(
-            adapter, folder, precision, targets, (max_batch_size, max_prefill), options, timing_cache, quiet or as_json
+            return code
+    remains = contextlib.nullcontext() if into_bundle else _bundle_remains(folder)
+    with remains, console.progress_bar(quiet=quiet or as_json) as progress:
+        name, manifest, times = build_engine(
+            folder,
+            backend=adapter.name,
+            compute_capabilities=targets,
+            max_batch_size=max_batch_size,
+            max_prefill=max_prefill,
+            options=options,
+            progress=progress,
         )
+    if timing_cache is not None and times is not None:
+        _write_timing_cache(timing_cache, times)
     tell_engine(folder, name, manifest, as_json=as_json)
-    return exported
-
-
-def _precision(*, fp32: bool, fp16: bool, bf16: bool) -> Precision | None:
-    from blockexport.models.errors import UsageError
-    from blockexport.models.precision import Precision
-
-    asked = [p for p, wanted in zip(Precision, (fp32, fp16, bf16), strict=True) if wanted]
-    if len(asked) > 1:
-        raise UsageError(f"--{' and --'.join(asked)} contradict each other: an engine has one precision")
-    return asked[0] if asked else None
-
-
-def _adapter(backend: str | None) -> Adapter:
-    from blockexport.export.tensorrt.trt_adapter import TENSORRT, TENSORRT_RTX, load_backend
-    from blockexport.models.errors import NotJudgedError
-
-    if backend is not None:
-        return load_backend(backend)
-    try:
-        return load_backend(TENSORRT)
-    except NotJudgedError:
-        return load_backend(TENSORRT_RTX)
+    return code
 
 
 def _hardware_compatibility(level: str | None) -> str | None:
@@ -280,70 +270,6 @@ def _bundle_remains(folder: Path) -> Iterator[None]:
         raise type(error)(f"{error}. The bundle {folder} is made and judged: go on from it with {go_on} ...") from error
 
 
-class _OnnxOptions(TypedDict):
-    """Options of `blockexport onnx` that are handed on as they are."""
-
-    max_sequence_length: int | None
-    no_explain: bool
-    force: bool
-    beyond_trained_range: bool
-    threads: int | None
-
-
-def _export(
-    model: str, folder: Path, precision: Precision | None, handed_on: _OnnxOptions, *, quiet: bool, as_json: bool
-) -> int:
-    """Make and judge the ONNX bundle; its words go to stderr where stdout is for our own JSON."""
-    from blockexport.cli.onnx_command import onnx
-
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        return onnx(
-            model,
-            folder,
-            fp32=precision == "fp32",
-            fp16=precision == "fp16",
-            bf16=precision == "bf16",
-            quiet=quiet or as_json,
-            **handed_on,
-        )
-
-
-def _build(
-    adapter: Adapter,
-    folder: Path,
-    precision: Precision | None,
-    targets: Sequence[str],
-    most: tuple[int, int | None],
-    options: BuildOptions,
-    timing_cache: Path | None,
-    quiet: bool,
-) -> tuple[str, Manifest]:
-    from blockexport.export.bundle.manifest import read_manifest
-    from blockexport.export.tensorrt.trt_engine import (
-        check_sources,
-        engine_entry,
-        engine_name,
-        place_engine,
-        staged_engine,
-    )
-    from blockexport.export.tensorrt.trt_process import Request, build_engine_file
-
-    manifest = read_manifest(folder)
-    _check_precision(folder, manifest, precision)
-    profiles = _profiles(manifest, *most)
-    check_sources(folder, manifest)
-    name = engine_name(adapter.name, targets, manifest.precision)
-    with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:
-        with console.progress_bar(quiet=quiet) as progress:
-            request = Request(adapter.name, folder, manifest, targets, profiles, options, partial)
-            built = build_engine_file(request, progress)
-        entry = engine_entry(manifest, adapter, targets, profiles, options, built)
-        manifest = place_engine(folder, partial, name, entry, manifest)
-    if timing_cache is not None and built.timing_cache is not None:
-        _write_timing_cache(timing_cache, built.timing_cache)
-    return name, manifest
-
-
 def _write_timing_cache(path: Path, content: bytes) -> None:
     from blockexport.export.output.atomic_write import partial_path
     from blockexport.export.output.disk import disk_errors
@@ -357,26 +283,14 @@ def _write_timing_cache(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _check_precision(folder: Path, manifest: Manifest, precision: Precision | None) -> None:
+def _check_precision(folder: Path, precision: Precision | None) -> None:
+    from blockexport.export.bundle.manifest import read_manifest
     from blockexport.models.errors import UsageError
 
+    manifest = read_manifest(folder)
     if precision is not None and precision is not manifest.precision:
         raise UsageError(
             f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
             f"needs a bundle of its own, blockexport trt {shlex.quote(manifest.source.reference)} -o NEW_BUNDLE "
             f"--{precision}"
         )
-
-
-def _profiles(manifest: Manifest, max_batch_size: int, max_prefill: int | None) -> tuple[Profile, Profile]:
-    from blockexport.export.tensorrt.trt_network import check_volumes, make_profiles
-    from blockexport.models.errors import UsageError
-
-    slots = manifest.max_sequence_length
-    if max_prefill is not None and max_prefill > slots:
-        raise UsageError(
-            f"--max-prefill {max_prefill} is beyond the bundle's {slots} cache slots: choose at most {slots}"
-        )
-    profiles = make_profiles(max_batch_size, min(DEFAULT_PREFILL, slots) if max_prefill is None else max_prefill)
-    check_volumes(manifest, profiles)
-    return profiles

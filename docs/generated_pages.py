@@ -82,13 +82,14 @@ def modules(folder: str) -> Iterator[tuple[str, list[str]]]:
 def api_pages() -> dict[str, str]:
     """One page per room, with every module of it, and an index."""
     pages: dict[str, str] = {}
-    index = ["# API\n"]
+    index = ["# API\n\n[The library](library.md): the functions of `import blockexport`.\n"]
     for folder, summary in FOLDERS.items():
         index.append(f"\n**{folder}**: {summary}\n")
         for room, names in modules(folder):
             title = room.replace(".", "/")
             index.append(f"- [{title}]({room}.md)")
             pages[f"{API}/{room}.md"] = f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in names)
+    pages[f"{API}/library.md"] = "# The library\n\n::: blockexport.library\n"
     return {f"{API}/index.md": "\n".join(index) + "\n", **pages}
 
 

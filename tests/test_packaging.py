@@ -21,8 +21,8 @@ SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 def modules() -> set[Path]:
     """Every file that installs as a module; runtime/cpp holds C++ and the scripts that made its tables."""
-    files = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
-    return {path for path in files if "cpp" not in path.parts} | {REPOSITORY / "__init__.py"}
+    files = (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+    return {path for path in files if "cpp" not in path.parts} | set(REPOSITORY.glob("*.py"))
 
 
 def cpp_sources() -> set[Path]:
@@ -33,9 +33,9 @@ def cpp_sources() -> set[Path]:
     return found | set(cpp.glob("*.txt"))
 
 
-def templates() -> set[Path]:
-    """The page of a report: Jinja templates and a style sheet."""
-    return set((REPOSITORY / "compare" / "report" / "templates").iterdir())
+def data_files() -> set[Path]:
+    """The page of a report (Jinja templates and a style sheet), and the mark of a typed package."""
+    return set((REPOSITORY / "compare" / "report" / "templates").iterdir()) | {REPOSITORY / "py.typed"}
 
 
 def check(command: list[str | Path], cwd: Path) -> str:
@@ -53,7 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "__init__.py", "py.typed"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "__init__.py", "library.py", "py.typed"):
         shutil.copy(REPOSITORY / name, source)
     check(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, source],
@@ -83,7 +83,7 @@ def test_the_packages_listed_are_the_folders_there() -> None:
         for path in (REPOSITORY / package).rglob("__init__.py")
     }
     listed = SETTINGS["tool"]["setuptools"]["packages"]
-    assert sorted(listed) == sorted(folders | {"blockexport"})
+    assert sorted(listed) == sorted({"blockexport", *folders})
     with_code = {path.parent for path in modules()}
     assert all((folder / "__init__.py").exists() for folder in with_code)
 
@@ -98,8 +98,8 @@ def test_the_top_level_has_only_the_folders_it_should(tmp_path: Path) -> None:
 
 def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {"blockexport/py.typed"} | {
-        "blockexport/" + path.relative_to(REPOSITORY).as_posix() for path in modules() | cpp_sources() | templates()
+    expected = {
+        "blockexport/" + path.relative_to(REPOSITORY).as_posix() for path in modules() | cpp_sources() | data_files()
     }
     assert names == expected
     assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
@@ -108,19 +108,6 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
 def test_no_bare_name_is_importable_from_the_wheel(environment: Path) -> None:
     code = f"import importlib.util as u; print([n for n in {PACKAGES!r} if u.find_spec(n) is not None])"
     assert check([environment / "venv" / "bin" / "python", "-c", code], cwd=environment) == "[]\n"
-
-
-def test_the_facade_loads_nothing_until_it_is_asked(environment: Path) -> None:
-    code = (
-        "import sys, blockexport; assert not {'torch', 'onnx', 'numpy'} & sys.modules.keys(); "
-        "print(blockexport.__version__, sorted(dir(blockexport)), blockexport.redeclare.__module__); "
-        "from blockexport import open_decoder, redeclare; blockexport.nothing"
-    )
-    python = environment / "venv" / "bin" / "python"
-    done = subprocess.run([python, "-c", code], cwd=environment, capture_output=True, text=True, timeout=300)
-    names = ["__version__", "open_decoder", "redeclare"]
-    assert done.stdout == f"{SETTINGS['project']['version']} {names} blockexport.export.redeclare\n", done.stderr
-    assert "module 'blockexport' has no attribute 'nothing'" in done.stderr
 
 
 def test_the_wheel_is_what_runs(environment: Path) -> None:

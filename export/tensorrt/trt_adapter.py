@@ -252,6 +252,21 @@ def load_backend(name: str) -> Adapter:
     return Adapter(name, module)
 
 
+def choose_backend(name: str | None) -> Adapter:
+    """The installed backend `name`; where none is named, tensorrt, or tensorrt-rtx where only that is installed.
+
+    Raises:
+        UsageError: there is no such backend, or the installed one is too old.
+        NotJudgedError: it is not installed, or its libraries do not load.
+    """
+    if name is not None:
+        return load_backend(name)
+    try:
+        return load_backend(TENSORRT)
+    except NotJudgedError:
+        return load_backend(TENSORRT_RTX)
+
+
 def _normalised(text: str) -> str:
     """`8.9` from `8.9`, `89` or `sm89`."""
     match = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])", text.strip().lower(), re.ASCII)

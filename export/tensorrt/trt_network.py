@@ -41,6 +41,22 @@ def make_profiles(max_batch_size: int, max_prefill: int) -> tuple[Profile, Profi
     )
 
 
+def bundle_profiles(manifest: Manifest, max_batch_size: int, max_prefill: int) -> tuple[Profile, Profile]:
+    """The profiles of an engine for a bundle: see `make_profiles`.
+
+    Raises:
+        UsageError: more tokens than the cache has slots, or more elements than TensorRT counts.
+    """
+    slots = manifest.max_sequence_length
+    if max_prefill > slots:
+        raise UsageError(
+            f"--max-prefill {max_prefill} is beyond the bundle's {slots} cache slots: choose at most {slots}"
+        )
+    profiles = make_profiles(max_batch_size, max_prefill)
+    check_volumes(manifest, profiles)
+    return profiles
+
+
 def check_volumes(manifest: Manifest, profiles: Sequence[Profile]) -> None:
     """Refuse profiles with a tensor of more elements than TensorRT counts.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.config_fields import listed
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.config.presets import PRESETS
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
@@ -71,6 +72,28 @@ def hub_id_of(model: str) -> HubId | None:
             f"{model}@main for the model of that name at the Hugging Face Hub"
         )
     return hub_id
+
+
+def open_config(model: str) -> ModelConfig:
+    """The config of what `model` names, without its weights: a folder needs no more than its config.json.
+
+    Raises:
+        UsageError: see `open_checkpoint`.
+    """
+    from blockexport.models.checkpoints.hub import fetch_from_hub
+    from blockexport.models.config.config_hf import read_hf_config
+    from blockexport.models.regular_file import is_there
+
+    path = Path(model).expanduser()
+    if path.is_dir() and is_there(path / "config.json"):
+        return read_hf_config(path)
+    if not path.exists():
+        if model in PRESETS:
+            return PRESETS[model].config
+        hub_id = hub_id_of(model)
+        if hub_id is not None:
+            return read_hf_config(fetch_from_hub(hub_id, ["config.json"])[0])
+    return open_checkpoint(model).config
 
 
 def _open_path(path: Path) -> Checkpoint:

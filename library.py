@@ -1,0 +1,411 @@
+"""What blockexport does, as functions: export a bundle and prove it, judge one again, build an engine, open a decoder.
+
+Every function raises a `BlockexportError` (`blockexport.models.errors`) with one message for what the caller can fix:
+`UsageError` for wrong use and bad input, `NotJudgedError` for what this machine cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+from blockexport.models.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from blockexport.compare.judge import Judgement
+    from blockexport.compare.report.report import Report
+    from blockexport.export.bundle.file_check import Verify
+    from blockexport.export.bundle.manifest import Manifest
+    from blockexport.export.bundle.stage import Stage
+    from blockexport.export.graph.onnx_graph import GraphOptions
+    from blockexport.export.tensorrt.trt_adapter import BuildOptions
+    from blockexport.models.checkpoints.checkpoint import Checkpoint
+    from blockexport.runtime.decoder import Decoder
+
+DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
+DEFAULT_PREFILL = 512  # tokens per row and step of an engine, where the cache is not smaller
+DEFAULT_BATCH = 8  # rows of an engine
+PARITY = "parity"  # the folder of the report inside the bundle
+
+Explainer = Callable[["Judgement"], "Report"]
+"""How a judgement becomes a report: with the place and the cause of a difference, or with the verdict alone."""
+
+
+@dataclass(frozen=True)
+class ExportedBundle:
+    """Where a bundle went, and what is known of it.
+
+    Attributes:
+        folder: the bundle; one that was judged and found bad is kept beside its place as `NAME.rejected`.
+        manifest: what it holds.
+        report: the judgement; None where it was not asked for, or could not be made.
+        not_judged: why it could not be judged on this machine.
+    """
+
+    folder: Path
+    manifest: Manifest
+    report: Report | None = None
+    not_judged: str | None = None
+
+
+def export_bundle(
+    model: str | Path,
+    output: str | Path,
+    *,
+    precision: Precision | str = Precision.FP32,
+    max_sequence_length: int | None = None,
+    headless: bool = False,
+    last_logits_only: bool = False,
+    pt2: bool = False,
+    compare: bool = True,
+    seed: int = 0,
+    force: bool = False,
+    beyond_trained_range: bool = False,
+    explain: Explainer | None = None,
+    progress: Progress = silent,
+    note: Callable[[str], None] = lambda text: None,
+) -> ExportedBundle:
+    """Export a checkpoint as an ONNX bundle, judge the file, and seal it.
+
+    The bundle is written to a hidden folder beside its place and renamed when it has been judged: it is there whole or
+    not at all.
+
+    Args:
+        model: a checkpoint's folder, a GGUF file, a Hugging Face id, or a preset.
+        output: the folder to make.
+        precision: of weights, activations and cache; norm statistics and RoPE stay in float32.
+        max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
+        headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
+        last_logits_only: logits of each row's last position only.
+        pt2: also write the `torch.export` program.
+        compare: judge the file before it is sealed.
+        seed: of a preset's random weights.
+        force: replace an older bundle, if it holds nothing but its own files.
+        beyond_trained_range: allow more slots than the model was trained for.
+        explain: makes the report of a judgement; by default a difference is located and diagnosed.
+        progress: told how far the work is.
+        note: told what the user should know about the checkpoint.
+
+    Raises:
+        UsageError: a checkpoint that cannot be read or exported, something in the way of the output, a disk too small.
+        NotJudgedError: there is too little memory to judge the bundle.
+    """
+    from blockexport.export.bundle.stage import staged
+    from blockexport.export.output.place import bundle_place, inputs_of
+    from blockexport.export.preflight import check_room
+    from blockexport.models.checkpoints.sources import open_checkpoint
+
+    output, inputs = Path(output), inputs_of(str(model))
+    bundle_place(output, inputs, force=force)  # before the model is read, or fetched
+    checkpoint = open_checkpoint(str(model), seed=seed)
+    options = _graph_options(
+        checkpoint, _precision(precision), max_sequence_length, headless, last_logits_only, beyond_trained_range
+    )
+    numbers = check_room(checkpoint, options, output, judged=compare)
+    if numbers is not None:
+        note(numbers)
+    with staged(output, inputs, force=force) as stage:
+        manifest = _write(checkpoint, stage.folder, options, pt2, progress, note)
+        judged = _judge(checkpoint, stage.folder, manifest, progress) if compare else None
+        if judged is None or isinstance(judged, str):
+            stage.seal(manifest)
+            return ExportedBundle(stage.target, manifest, not_judged=judged)
+        report = judged.explained(progress) if explain is None else explain(judged)
+        return _settle(stage, manifest, report)
+
+
+def compare_bundle(
+    bundle: str | Path,
+    *,
+    backend: str | None = None,
+    model: str | None = None,
+    max_sequence_length: int | None = None,
+    checks: Sequence[str] = (),
+    decode_steps: int | None = None,
+    text: str | None = None,
+    token_ids: Sequence[int] | None = None,
+    locate: bool = False,
+    explain: Explainer | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """Judge a bundle's file against eager PyTorch in float64 on its source checkpoint.
+
+    Args:
+        bundle: the folder.
+        backend: what runs the file; by default ONNX Runtime, and the replay for bfloat16.
+        model: the source checkpoint; by default where the manifest says.
+        max_sequence_length: declare the file's cache slots anew.
+        checks: names of checks to run; all that apply by default.
+        decode_steps: teacher-forced steps after the prefill; 64, or what fits, by default.
+        text: what to judge on instead of the built-in passage.
+        token_ids: what to judge on instead of any text.
+        locate: look inside the graph even where every check passes.
+        explain: makes the report of a judgement; by default a difference is located and diagnosed.
+        progress: told how far the work is.
+
+    Raises:
+        NotJudgedError: this machine or backend cannot answer.
+        UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source.
+    """
+    from blockexport.compare.changed_files import changed_files
+    from blockexport.compare.core.backends import require_judgeable, usual_backend
+    from blockexport.compare.judge import run_checks
+    from blockexport.compare.judged_bundle import bundle_options
+    from blockexport.compare.judged_source import open_source
+    from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.runtime.open import open_decoder as opened
+
+    folder = Path(bundle)
+    manifest = read_manifest(folder)
+    backend = backend or usual_backend(manifest.precision)
+    require_judgeable(backend, manifest.precision)
+    checkpoint = open_source(manifest, model)
+    decoder = opened(
+        folder,
+        backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        verify="nothing",  # a changed file is judged as it is, and a note says so
+    )
+    notes = changed_files(folder, manifest, backend)
+    options = bundle_options(
+        folder,
+        backend,
+        checks=tuple(checks),
+        decode_steps=decode_steps,
+        text=text,
+        token_ids=token_ids,
+        locate=locate,
+    )
+    judgement = run_checks(decoder, checkpoint, options, progress)
+    judgement = replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *notes)))
+    return judgement.explained(progress) if explain is None else explain(judgement)
+
+
+def build_engine(
+    bundle: str | Path,
+    *,
+    backend: str | None = None,
+    compute_capabilities: Sequence[str] = (),
+    max_batch_size: int = DEFAULT_BATCH,
+    max_prefill: int | None = None,
+    options: BuildOptions | None = None,
+    progress: Progress = silent,
+) -> tuple[str, Manifest, bytes | None]:
+    """Build a TensorRT engine from a bundle's graph and add it to the bundle. Engines have never been executed by us.
+
+    Args:
+        bundle: the folder.
+        backend: `tensorrt` or `tensorrt-rtx`; by default whichever is installed, in this order.
+        compute_capabilities: of the GPUs it is for, such as `8.9`; by default that of the GPU in the machine.
+        max_batch_size: most rows per step.
+        max_prefill: most tokens per row and step; by default M, at most 512.
+        options: of the builder.
+        progress: told how far the work is.
+
+    Returns:
+        The engine's name in the bundle, the new manifest, and the timing cache, where one was asked for.
+
+    Raises:
+        NotJudgedError: TensorRT is not installed, or there is no GPU and none was named.
+        UsageError: a graph that TensorRT would misread, options that the backend ignores, a GPU it does not serve.
+    """
+    from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
+    from blockexport.export.tensorrt.trt_engine import (
+        check_sources,
+        engine_entry,
+        engine_name,
+        place_engine,
+        staged_engine,
+    )
+    from blockexport.export.tensorrt.trt_network import bundle_profiles
+    from blockexport.export.tensorrt.trt_process import Request, build_engine_file
+
+    folder, options = Path(bundle), options or BuildOptions()
+    adapter = choose_backend(backend)
+    targets = adapter.targets(compute_capabilities)
+    adapter.check_options(options)
+    manifest = read_manifest(folder)
+    adapter.check_precision(manifest.precision, targets)
+    slots = manifest.max_sequence_length
+    profiles = bundle_profiles(manifest, max_batch_size, max_prefill or min(DEFAULT_PREFILL, slots))
+    check_sources(folder, manifest)
+    name = engine_name(adapter.name, targets, manifest.precision)
+    with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:
+        request = Request(adapter.name, folder, manifest, targets, profiles, options, partial)
+        built = build_engine_file(request, progress)
+        entry = engine_entry(manifest, adapter, targets, profiles, options, built)
+        manifest = place_engine(folder, partial, name, entry, manifest)
+    return name, manifest, built.timing_cache
+
+
+def open_decoder(
+    bundle: str | Path,
+    backend: str = "onnxruntime",
+    *,
+    max_sequence_length: int | None = None,
+    model: str | None = None,
+    low_memory: bool = False,
+    threads: int = 0,
+    verify: Verify = "sample",
+) -> Decoder:
+    """A bundle's decoder, with an empty cache of one row.
+
+    Args:
+        bundle: the folder.
+        backend: what runs it.
+        max_sequence_length: cache slots M, when other than the bundle's.
+        model: where the source checkpoint is, for the backend `eager`; by default where the manifest says.
+        low_memory: map the weights instead of repacking them (ONNX Runtime).
+        threads: threads inside an operator (ONNX Runtime); 0 takes as many as PyTorch has.
+        verify: how the files that are run are compared with the manifest: `sample` reads some pages of each, `whole`
+            reads all, `nothing` runs them as they are. Compiled code is always compared whole.
+
+    Raises:
+        UsageError: no such backend, no such bundle, a damaged artifact.
+    """
+    from blockexport.runtime.open import open_decoder as opened
+
+    return opened(
+        Path(bundle),
+        backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        low_memory=low_memory,
+        threads=threads,
+        verify=verify,
+    )
+
+
+def redeclare(
+    bundle: str | Path, max_sequence_length: int, output: str | Path | None = None, *, force: bool = False
+) -> tuple[Manifest, list[str]]:
+    """Give a bundle another number of cache slots, in place or as a copy, without exporting it again.
+
+    Args:
+        bundle: the folder.
+        max_sequence_length: M, at most the rows of the bundle's RoPE table.
+        output: where to put a bundle with the new M; None changes `bundle` itself.
+        force: replace an older bundle in `output`.
+
+    Returns:
+        The new manifest, and the names of files that were made for the old M and are no longer listed.
+
+    Raises:
+        UsageError: M is out of range, or a file is not the one that the manifest lists. Nothing has changed then.
+    """
+    from blockexport.export.redeclare import redeclare as declare
+
+    return declare(Path(bundle), max_sequence_length, None if output is None else Path(output), force=force)
+
+
+def inspect_model(
+    model: str | Path, *, tokens: int | None = None, batch_size: int = 32, precision: Precision | str | None = None
+) -> dict[str, Any]:
+    """Parameters, operations per token and bytes of KV cache, from the config alone.
+
+    Args:
+        model: a folder with config.json, a GGUF file, a preset, or a Hugging Face id.
+        tokens: context length T to count for; 8192, or the model's range, by default.
+        batch_size: sequences in the cache.
+        precision: of weights and cache; the model's own type by default.
+
+    Returns:
+        What `blockexport inspect --json` prints: whole numbers, bytes and operations unrounded.
+    """
+    from blockexport.models.checkpoints.sources import open_config
+    from blockexport.models.config.cost import describe
+
+    config = open_config(str(model))
+    own = next((p for p in Precision if p.dtype_name == config.dtype), Precision.FP32)
+    return describe(config, tokens, batch_size, own if precision is None else _precision(precision))
+
+
+def _precision(name: Precision | str) -> Precision:
+    if name not in list(Precision):
+        raise UsageError(f"no precision {str(name)!r}: there are {', '.join(Precision)}")
+    return Precision(name)
+
+
+def _graph_options(
+    checkpoint: Checkpoint, precision: Precision, slots: int | None, headless: bool, last: bool, beyond: bool
+) -> GraphOptions:
+    from blockexport.export.graph.onnx_graph import GraphOptions
+
+    reach = checkpoint.config.max_position_embeddings
+    if slots is not None and slots > reach and not beyond:
+        raise UsageError(
+            f"--max-sequence-length {slots} is beyond the {reach} positions the model was trained for: choose at most "
+            f"{reach}, or add --beyond-trained-range"
+        )
+    if headless and last:
+        raise UsageError("--headless has no logits: leave out --logits last")
+    chosen = min(DEFAULT_SLOTS, reach) if slots is None else slots
+    return GraphOptions(precision, chosen, headless=headless, last_logits_only=last)
+
+
+def _write(
+    checkpoint: Checkpoint,
+    folder: Path,
+    options: GraphOptions,
+    pt2: bool,
+    progress: Progress,
+    note: Callable[[str], None],
+) -> Manifest:
+    """Everything but the proof. The manifest is written, too: the runtimes that judge the bundle read it."""
+    from blockexport.export.bundle.bundle import file_entries
+    from blockexport.export.bundle.manifest import write_manifest
+    from blockexport.export.onnx_export import export_onnx
+    from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
+    from blockexport.runtime.text.chat_turns import write_chat_turns
+
+    manifest = export_onnx(checkpoint, folder, options, progress=progress, note=note)
+    check_tokenizer(folder, checkpoint.config.vocab_size, note)
+    added = write_chat_turns(folder, note)
+    if pt2:
+        from blockexport.export.pt2 import write_pt2
+
+        added.append(write_pt2(checkpoint, options, folder))
+    manifest = replace(manifest, files={**manifest.files, **file_entries(folder, added)})
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
+    """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
+    from blockexport.compare.core.backends import require_judgeable, usual_backend
+    from blockexport.compare.judge import run_checks
+    from blockexport.compare.judged_bundle import bundle_options
+    from blockexport.runtime.open import open_decoder as opened
+
+    try:
+        backend = usual_backend(manifest.precision)
+        require_judgeable(backend, manifest.precision)
+        decoder = opened(folder, backend, verify="nothing")  # written a moment ago
+        return run_checks(decoder, checkpoint, bundle_options(folder, backend), progress)
+    except NotJudgedError as error:
+        return str(error)
+
+
+def _settle(stage: Stage, manifest: Manifest, report: Report) -> ExportedBundle:
+    """Seal the bundle with its report, or put it aside where it was judged and found bad."""
+    from blockexport.compare.core.check import Verdict
+    from blockexport.compare.report.report_files import write_report
+    from blockexport.export.bundle.bundle import file_entries
+    from blockexport.export.bundle.golden_file import write_golden
+    from blockexport.export.bundle.manifest import ONNX_FILE
+
+    names = [f"{PARITY}/{name}" for name in write_report(report, stage.folder / PARITY)]
+    if report.golden is not None:
+        names.append(write_golden(stage.folder, report.golden))
+    made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
+    manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
+    if report.verdict is Verdict.FAIL:
+        return ExportedBundle(stage.reject(manifest), manifest, report)
+    stage.seal(manifest)
+    return ExportedBundle(stage.target, manifest, report)
