@@ -122,8 +122,8 @@ class GenerationConfig:
     unapplied: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_generation_config(path: Path, vocab_size: int | None = None) -> GenerationConfig:
-    """The file at `path`; an eos_token_id of `vocab_size` or above is refused where that is given.
+def read_generation_config(path: Path) -> GenerationConfig:
+    """The file at `path`.
 
     Raises:
         UsageError: it cannot be read, or a value is of another type or out of its range.
@@ -134,12 +134,6 @@ def read_generation_config(path: Path, vocab_size: int | None = None) -> Generat
         if data.get(name) is not None and not fits(data[name]):
             raise UsageError(f"{path}: {name} is {shown(data[name])}, and must be {words}: correct or remove it")
     ends = token_ids(data.get("eos_token_id"))
-    outside = [i for i in ends or () if vocab_size is not None and i >= vocab_size]
-    if outside:
-        raise UsageError(
-            f"{path}: eos_token_id is {shown(data['eos_token_id'])}, and the model's vocabulary ends at "
-            f"{(vocab_size or 0) - 1}: correct or remove it"
-        )
     return GenerationConfig(
         do_sample=data.get("do_sample") is True,
         temperature=data.get("temperature"),

@@ -56,7 +56,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _un
         assert isinstance(checkpoint, GgufCheckpoint)
         names = _write_all(rebuild_tokenizer(checkpoint.metadata), folder)
     elif checkpoint.source.kind == "safetensors":
-        names = _copy_from(_checkpoint_folder(checkpoint), folder, checkpoint.config.vocab_size, note)
+        names = _copy_from(_checkpoint_folder(checkpoint), folder, note)
     else:
         note("random weights have no tokenizer: the bundle takes token ids only")
         names = []
@@ -82,11 +82,11 @@ def _checkpoint_folder(checkpoint: Checkpoint) -> Path:
     return reference if reference.is_dir() else checkpoint.source.files[0].parent
 
 
-def _copy_from(source: Path, folder: Path, vocab_size: int, note: Note) -> list[str]:
+def _copy_from(source: Path, folder: Path, note: Note) -> list[str]:
     names = [name for name in (*_JSON_FILES, CHAT_TEMPLATE) if is_there(source / name)]
     for name in names:
         if name == GENERATION_CONFIG:
-            read_generation_config(source / name, vocab_size)
+            read_generation_config(source / name)
         elif name == CHAT_TEMPLATE:
             read_text(source / name)
         else:

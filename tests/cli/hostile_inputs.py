@@ -116,7 +116,7 @@ VALUES: Mapping[str, Any] = {
     "temperature=list": [],
     "eos_token_id=text": "2",
     "eos_token_id=nested": [[2]],
-    "eos_token_id=beyond": 99_999,
+    "eos_token_id=large": 2**31,
     "do_sample=word": "yes",
 }
 

@@ -6,11 +6,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from blockexport.export.bundle.file_check import file_entry
+from blockexport.export.bundle.manifest import read_manifest, write_manifest
 from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.pt2 import write_pt2
 from blockexport.models.errors import UsageError
@@ -85,3 +88,24 @@ def test_another_or_a_damaged_program(
     )
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_one_that_is_not_the_manifests_is_not_unpickled(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(made / "plain", bundle)
+    manifest = read_manifest(bundle)
+    entry = file_entry(bundle / "model.pt2")
+    write_manifest(bundle, replace(manifest, files={**manifest.files, "model.pt2": entry}))
+    open_decoder(bundle, "pt2")
+
+    def loaded(path: Path) -> None:
+        raise AssertionError("it was unpickled")
+
+    monkeypatch.setattr("torch.export.load", loaded)
+    content = bytearray((bundle / "model.pt2").read_bytes())
+    content[len(content) // 2] ^= 1  # most likely in none of the sampled pages
+    (bundle / "model.pt2").write_bytes(content)
+    with pytest.raises(UsageError, match=r"model\.pt2 has the SHA-256"):
+        open_decoder(bundle, "pt2")

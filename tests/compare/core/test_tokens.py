@@ -44,3 +44,28 @@ def test_few_different_tokens_are_told(ids: list[int], count: int, cautious: boo
     assert bool(said) is cautious
     if cautious:
         assert said.startswith(f"only {len(ids)} different token") and f"among the {count} judged (given" in said
+
+
+def test_of_a_long_text_no_more_is_tokenized_than_is_judged() -> None:
+    lengths: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        lengths.append(len(text))
+        return [ord(letter) % 90 for letter in text]
+
+    tokens = choose_tokens(TINY, 256, encode=encode, text="some words, " * 3_000_000)
+    assert tokens.ids_S.tolist() == [ord(letter) % 90 for letter in ("some words, " * 30)[:256]]
+    assert max(lengths) < 10_000
+
+
+def test_a_text_of_few_tokens_is_read_until_there_are_enough() -> None:
+    """One id for each hundred letters."""
+    tokens = choose_tokens(TINY, 300, encode=lambda text: list(range(len(text) // 100)), text="x" * 9_000)
+    assert tokens.ids_S.tolist() == [*range(90)] * 3 + [*range(30)]
+
+
+def test_a_tokenizer_that_gives_ids_beyond_the_vocabulary_is_another_models() -> None:
+    with pytest.raises(UsageError, match=r"the tokenizer gives the id .*another model's"):
+        choose_tokens(TINY, 8, encode=lambda text: [5, 10**6], text="words")
+    with pytest.raises(UsageError, match="give ids from 0"):
+        choose_tokens(TINY, 8, ids=[5, 10**6])
