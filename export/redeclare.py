@@ -22,6 +22,7 @@ from blockexport.export.bundle.stage import beside, staged
 from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import read_json_object
 
 GENAI_CONFIG = "genai_config.json"
 REPORT = "parity/"
@@ -98,7 +99,7 @@ def _write(bundle: Path, manifest: Manifest, max_sequence_length: int, folder: P
     with disk_errors(folder):
         written[ONNX_FILE].write_bytes(graph.SerializeToString(deterministic=True))
         if GENAI_CONFIG in manifest.files:
-            genai = json.loads((bundle / GENAI_CONFIG).read_text(encoding="utf-8"))
+            genai = read_json_object(bundle / GENAI_CONFIG, "copy the bundle again, or export it again")
             genai["model"]["context_length"] = genai["search"]["max_length"] = max_sequence_length
             written[GENAI_CONFIG] = folder / GENAI_CONFIG
             written[GENAI_CONFIG].write_text(json.dumps(genai, indent=2) + "\n", encoding="utf-8")
