@@ -95,6 +95,7 @@ def export_bundle(
         NotJudgedError: there is too little memory to judge the bundle.
     """
     from blockexport.export.bundle.stage import staged
+    from blockexport.export.output.disk import space_errors
     from blockexport.export.output.place import bundle_place, inputs_of
     from blockexport.export.preflight import check_room
     from blockexport.models.checkpoints.sources import open_checkpoint
@@ -105,11 +106,12 @@ def export_bundle(
     options = _graph_options(
         checkpoint, _precision(precision), max_sequence_length, headless, last_logits_only, beyond_trained_range
     )
-    numbers = check_room(checkpoint, options, output, judged=compare)
+    numbers = check_room(checkpoint, options, output, judged=compare, pt2=pt2)
     if numbers is not None:
         note(numbers)
     with staged(output, inputs, force=force) as stage:
-        manifest = _write(checkpoint, stage.folder, options, pt2, progress, note)
+        with space_errors(stage.folder):
+            manifest = _write(checkpoint, stage.folder, options, pt2, progress, note)
         judged = _judge(checkpoint, stage.folder, manifest, progress) if compare else None
         if judged is None or isinstance(judged, str):
             stage.seal(manifest)
@@ -399,10 +401,12 @@ def _settle(stage: Stage, manifest: Manifest, report: Report) -> ExportedBundle:
     from blockexport.export.bundle.bundle import file_entries
     from blockexport.export.bundle.golden_file import write_golden
     from blockexport.export.bundle.manifest import ONNX_FILE
+    from blockexport.export.output.disk import space_errors
 
     names = [f"{PARITY}/{name}" for name in write_report(report, stage.folder / PARITY)]
     if report.golden is not None:
-        names.append(write_golden(stage.folder, report.golden))
+        with space_errors(stage.folder):
+            names.append(write_golden(stage.folder, report.golden))
     made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
     manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
     if report.verdict is Verdict.FAIL:

@@ -7,11 +7,13 @@ the logits. It is machine code for the processor it was compiled on, so the inst
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,13 @@ from torch.export import Dim
 
 from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.graph.trace import example_inputs
+from blockexport.export.output.disk import check_free_space, disk_errors
+from blockexport.export.output.patient_file import patient_file
+from blockexport.export.preflight import weight_bytes
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
-from blockexport.models.errors import NotJudgedError
+from blockexport.models.errors import NotJudgedError, UsageError
 
 AOTI_FILE = "model.aoti.pt2"
 AOTI_INFO = "aoti.json"
@@ -69,23 +74,33 @@ def compile_package(checkpoint: Checkpoint, options: GraphOptions, table_rows: i
 
     Raises:
         NotJudgedError: there is no C++ compiler on this machine.
+        UsageError: the package has no room in `folder`, or what it is linked from has none in AOTInductor's own folder.
     """
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
     require_compiler()
+    scratch = _require_room(folder, weight_bytes(checkpoint, options))
     program = _program(checkpoint, options, table_rows)
     try:
-        aoti_compile_and_package(program, package_path=str(folder / AOTI_FILE))
-    except (InductorError, CppCompileError, InvalidCxxCompiler) as error:
+        with patient_file(folder / AOTI_FILE) as file:
+            aoti_compile_and_package(program, package_path=file)
+    except Exception as error:
+        if _is_full(error):
+            raise UsageError(
+                f"no space was left for the package in {folder.parent}, or in {scratch} for what it is linked from: "
+                "free some, or name another folder for the latter in the variable TORCHINDUCTOR_CACHE_DIR"
+            ) from error
         cause = getattr(error, "inner_exception", error)
-        if not isinstance(cause, CppCompileError | InvalidCxxCompiler | OSError):
+        known = isinstance(error, InductorError | CppCompileError | InvalidCxxCompiler)
+        if not known or not isinstance(cause, CppCompileError | InvalidCxxCompiler | OSError):
             raise
         reason = str(cause).strip().splitlines()[-1]
         raise NotJudgedError(
             f"the C++ compiler {compiler_name()!r} fails here ({reason}): {_COMPILER_REMEDY}"
         ) from error
-    (folder / AOTI_INFO).write_text(json.dumps(machine_info(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    with disk_errors(folder):
+        (folder / AOTI_INFO).write_text(json.dumps(machine_info(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return [AOTI_FILE, AOTI_INFO]
 
 
@@ -103,6 +118,28 @@ def require_compiler() -> None:
         raise NotJudgedError(
             f"AOTInductor needs a C++ compiler, and {name!r} does not run: {_COMPILER_REMEDY}"
         ) from error
+
+
+def _require_room(folder: Path, weights: int) -> Path:
+    """AOTInductor's own folder, once there is room for the package, and there for the weights twice: it links them."""
+    scratch = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
+    scratch = next(path for path in (scratch, *scratch.absolute().parents) if path.is_dir())
+    together = scratch.stat().st_dev == folder.stat().st_dev
+    check_free_space(folder, weights * (3 if together else 1))
+    if not together:
+        check_free_space(scratch, weights * 2)
+    return scratch
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is the cause of an error, a compiler's too: a linker whose file cannot grow gets SIGBUS."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        if any(words in str(error) for words in ("No space left on device", "File too large", "[Bus error]")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def machine_info() -> dict[str, Any]:

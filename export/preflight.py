@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from blockexport.export.graph.onnx_graph import GraphOptions
-from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
@@ -18,8 +18,21 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_room(checkpoint: Checkpoint, options: GraphOptions, place: Path, *, judged: bool) -> str | None:
-    """Whether there is room for a bundle at `place`, and to judge it; a note with the numbers where they are large.
+def weight_bytes(checkpoint: Checkpoint, options: GraphOptions) -> int:
+    """What the weights of an export take, in a file of theirs or inside of a program."""
+    return sum(entry.size for entry in _entries(checkpoint, options)) * options.precision.itemsize
+
+
+def _entries(checkpoint: Checkpoint, options: GraphOptions) -> list[TensorEntry]:
+    names = expected_tensors(checkpoint.config, headless=options.headless)
+    return [checkpoint.entries[name] for name in names if name in checkpoint.entries]
+
+
+def check_room(
+    checkpoint: Checkpoint, options: GraphOptions, place: Path, *, judged: bool, pt2: bool = False
+) -> str | None:
+    """Whether there is room for a bundle at `place` (`pt2`: with the program, which has the weights once more), and to
+    judge it; a note with the numbers where they are large.
 
     The memory is what is needed at least: ONNX Runtime's copy of the weights, and eager's where they are not mapped
     from a file.
@@ -28,18 +41,18 @@ def check_room(checkpoint: Checkpoint, options: GraphOptions, place: Path, *, ju
         UsageError: the disk is too small.
         NotJudgedError: the memory is too small to judge the bundle.
     """
-    names = expected_tensors(checkpoint.config, headless=options.headless)
-    entries = [checkpoint.entries[name] for name in names if name in checkpoint.entries]
+    entries, needed = _entries(checkpoint, options), weight_bytes(checkpoint, options)
     elements = sum(entry.size for entry in entries)
-    needed = elements * options.precision.itemsize
     what = f"{elements / 1e9:.2f} billion weights in {options.precision}"
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
     mapped = all(e.location is not None and e.dtype == options.precision.safetensors_name for e in entries)
-    if free < needed and not mapped:  # what is cloned may take no room, which the copy finds out
+    disk = needed * (pt2 + (not mapped))  # what is cloned may take no room, which the copy finds out
+    if free < disk:
+        program = " with the program of --pt2" if pt2 else ""
         raise UsageError(
-            f"{what} take {_gb(needed)} on disk, and the file system of {folder} has {_gb(free)} free: free some, or "
-            "choose another output folder, a smaller model or --bf16"
+            f"{what} take {_gb(disk)} on disk{program}, and the file system of {folder} has {_gb(free)} free: free "
+            "some, or choose another output folder, a smaller model or --bf16"
         )
     # A bf16 file is replayed from its mapped weights.
     copies = (options.precision is not Precision.BF16) + (not mapped)

@@ -15,6 +15,9 @@ from torch.export import Dim
 from blockexport.export.bundle.manifest import PT2_FILE
 from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.graph.trace import example_inputs
+from blockexport.export.output.disk import check_free_space, disk_errors
+from blockexport.export.output.patient_file import patient_file
+from blockexport.export.preflight import weight_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 
@@ -42,8 +45,13 @@ def export_program(checkpoint: Checkpoint, options: GraphOptions) -> torch.expor
 
 
 def write_pt2(checkpoint: Checkpoint, options: GraphOptions, folder: Path) -> str:
-    """Write `model.pt2` into `folder`; returns its name."""
-    with warnings.catch_warnings():
+    """Write `model.pt2` into `folder`; returns its name.
+
+    Raises:
+        UsageError: the disk has no room for it.
+    """
+    check_free_space(folder, weight_bytes(checkpoint, options))
+    with warnings.catch_warnings(), disk_errors(folder), patient_file(folder / PT2_FILE) as file:
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own pytree, when it copies a program
-        torch.export.save(export_program(checkpoint, options), folder / PT2_FILE)
+        torch.export.save(export_program(checkpoint, options), file)
     return PT2_FILE

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
 from blockexport.export.output.atomic_write import partial_path, remove_abandoned
+from blockexport.export.output.hidden_names import shown
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
 
@@ -121,4 +122,6 @@ def _explained(folder: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space there, or choose another place" if full else "choose another place"
-        raise UsageError(f"the report cannot be written to {folder} ({error.strerror or error}): {remedy}") from error
+        raise UsageError(
+            f"the report cannot be written to {shown(folder)} ({error.strerror or error}): {remedy}"
+        ) from error

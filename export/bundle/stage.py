@@ -12,9 +12,10 @@ from pathlib import Path
 from blockexport.export.bundle.manifest import Manifest, write_manifest
 from blockexport.export.output.atomic_write import signals_deferred
 from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
 from blockexport.export.output.ownership import remove_own
 from blockexport.export.output.place import bundle_place, is_inside, why_taken
-from blockexport.export.output.reservation import OLD, PARTIAL, hidden_place, reserved
+from blockexport.export.output.reservation import reserved
 from blockexport.models.errors import UsageError
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blockexport.export.output.hidden_names import shown
 from blockexport.models.errors import UsageError
 
 
@@ -16,28 +17,38 @@ def check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UsageError(
-            f"{folder} needs {needed} bytes and its file system has {free} free: "
+            f"{shown(folder)} needs {needed} bytes and its file system has {free} free: "
             "free some, or choose another output folder"
         )
+
+
+@contextmanager
+def space_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError about space, met while `folder` is written to, into a UsageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UsageError(
+                f"no space was left for {shown(folder)} ({shutil.disk_usage(folder).free} bytes free): "
+                "free some, or choose another output folder"
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise UsageError(
+                f"a file in {shown(folder)} would be larger than this process or its file system allows: raise the "
+                "limit (ulimit -f), or choose another output folder"
+            ) from error
+        raise
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Turn an OSError of writing into `folder` into a UsageError that says what to do."""
     try:
-        yield
+        with space_errors(folder):
+            yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UsageError(
-                f"no space was left for {folder} ({shutil.disk_usage(folder).free} bytes free): "
-                "free some, or choose another output folder"
-            ) from error
-        if error.errno == errno.EFBIG:
-            raise UsageError(
-                f"a file in {folder} would be larger than this process or its file system allows: raise the limit "
-                "(ulimit -f), or choose another output folder"
-            ) from error
-        where = error.filename or folder
+        where = error.filename or shown(folder)
         raise UsageError(
             f"{where} cannot be read or written: {error.strerror or error}. Choose another path"
         ) from error

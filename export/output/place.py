@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.hidden_names import LONGEST_SUFFIX
 from blockexport.export.output.ownership import is_bundle, strangers
-from blockexport.export.output.reservation import LONGEST_SUFFIX
 from blockexport.models.errors import UsageError
 
 SHOWN = 3  # names in a message

@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import re
-import secrets
 import shlex
 import shutil
 import sys
@@ -21,19 +19,12 @@ from pathlib import Path
 
 from blockexport.export.output.atomic_write import is_running
 from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.hidden_names import HIDDEN, OLD, PARTIAL, lock_place
 from blockexport.export.output.lock import FileLock
 from blockexport.export.output.ownership import remove_own
 from blockexport.models.errors import UsageError
 
-PARTIAL, OLD = "partial", "old"
-LONGEST_SUFFIX = len("..blockexport.0123456789ab.partial")  # what a hidden name has more than the output's
-_HIDDEN = re.compile(rf"\.(?P<name>.+)\.blockexport\.(lock|[0-9a-f]{{12}}\.(?P<kind>{PARTIAL}|{OLD}))", re.DOTALL)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-
-
-def hidden_place(place: Path, kind: str) -> Path:
-    """A new name beside `place`: PARTIAL for what is being made, OLD for what is being replaced."""
-    return place.with_name(f".{place.name}.blockexport.{secrets.token_hex(6)}.{kind}")
 
 
 @contextmanager
@@ -57,7 +48,7 @@ def reserved(place: Path, *, shared: bool = False) -> Iterator[None]:
 
 def _take(place: Path, *, shared: bool) -> FileLock | None:
     """The lock; None where the file system has none, or where nobody could replace what a sharer adds to."""
-    path = _lock_path(place)
+    path = lock_place(place)
     with disk_errors(place):
         try:
             return _take_alone(path, place, shared=shared)
@@ -85,10 +76,6 @@ def _take_alone(path: Path, place: Path, *, shared: bool) -> FileLock:
     return lock
 
 
-def _lock_path(place: Path) -> Path:
-    return place.with_name(f".{place.name}.blockexport.lock")
-
-
 def _ourselves() -> str:
     now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
     return "\t".join((str(os.getpid()), platform.node(), now, shlex.join(["blockexport", *sys.argv[1:]])))
@@ -107,7 +94,7 @@ def _holder(path: Path) -> str:
 def _clear(place: Path) -> None:
     """Remove the leftovers beside `place`: its own, and those of other outputs whose lock nobody holds."""
     for path in list(place.parent.iterdir()):
-        found = _HIDDEN.fullmatch(path.name)
+        found = HIDDEN.fullmatch(path.name)
         if found is None:
             continue
         other = place.with_name(found["name"])
@@ -115,7 +102,7 @@ def _clear(place: Path) -> None:
             _remove(path, other, found["kind"])
             continue
         with suppress(OSError):
-            lock = FileLock.take(_lock_path(other), wait=False)
+            lock = FileLock.take(lock_place(other), wait=False)
             try:
                 _remove(path, other, found["kind"])
             finally:

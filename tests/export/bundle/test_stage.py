@@ -17,7 +17,8 @@ import pytest
 from blockexport.cli.main import main
 from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.export.bundle.stage import Stage, beside, staged
-from blockexport.export.output.reservation import OLD, PARTIAL, hidden_place, reserved
+from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
+from blockexport.export.output.reservation import reserved
 from blockexport.models.errors import UsageError
 from tests.exported import export, random_model
 
