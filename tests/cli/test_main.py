@@ -42,6 +42,21 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return planned
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_sleep_while_they_wait(before: str | None, after: str) -> None:
+    """Set before PyTorch, and its OpenMP with it, is loaded."""
+    code = (
+        "import os, sys\n"
+        "from blockexport.cli import main\n"
+        "main.main = lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+        "main.run()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if before is None else {"OMP_WAIT_POLICY": before}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout == f"{after} False\n", done.stderr
+
+
 @pytest.mark.parametrize("command", ["onnx", "compare", "trt", "generate", "selftest", "aoti"])
 def test_commands_that_compute_take_a_number_of_threads(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main([command, "--help"]) == 0
