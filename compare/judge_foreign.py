@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blockexport.compare.audits.artifact_weights import initialisers
+from blockexport.compare.audits.quantised_weights import (
+    QuantisedCheckpoint,
+    is_quantised,
+    with_exact_activations,
+)
 from blockexport.compare.core.backends import require_judgeable
 from blockexport.compare.core.tokens import Encode
 from blockexport.compare.explain.explain import explain
@@ -17,6 +23,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
+from blockexport.runtime.foreign.foreign_graph import ForeignFile
 from blockexport.runtime.foreign.names import read_map
 from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
@@ -59,6 +66,7 @@ def judge_foreign(
     files = read_foreign(paths, read_map(mapped))
     require_judgeable(BACKEND, Precision.of(files[0].convention.dtype))
     checkpoint = open_checkpoint(model)
+    files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)
     options = JudgeOptions(
         backend=BACKEND,
@@ -71,7 +79,32 @@ def judge_foreign(
         explain=lambda context, results: explain(context, results, lambda: watch_foreign(decoder), always=locate),
         locate=locate,
     )
-    return run_checks(decoder, checkpoint, options, progress)
+    judgement = run_checks(decoder, checkpoint, options, progress)
+    report = replace(judgement.report, notes=(*judgement.report.notes, *notes))
+    return replace(judgement, report=report)
+
+
+def _on_its_own_weights(
+    files: list[ForeignFile], checkpoint: Checkpoint
+) -> tuple[list[ForeignFile], Checkpoint, tuple[str, ...]]:
+    """Of a quantised file, the checkpoint as the file has it, and what is to be said about that."""
+    steps = files[0]
+    if not any(is_quantised(file.model) for file in files):
+        return files, checkpoint, ()
+    notes = [
+        "the file's weights are quantised: its graph is judged on the weights that it has, and those, tensor by "
+        "tensor, to within a step of their grid; what quantising costs the model is not judged"
+    ]
+    exact = []
+    for file in files:
+        model = with_exact_activations(file.model)
+        exact.append(file if model is None else replace(file, model=model, edited=True))
+    if exact[0] is not steps:
+        notes.append(
+            "the file lets ONNX Runtime round activations to 8 bits (accuracy_level of MatMulNBits); it is "
+            "judged without that"
+        )
+    return exact, QuantisedCheckpoint(checkpoint, steps.model, steps.path.parent), tuple(notes)
 
 
 def _encoder(checkpoint: Checkpoint) -> Encode | None:

@@ -25,7 +25,7 @@ from blockexport.models.progress import Progress, silent
 _NAME = re.compile(r"(?:.*\.)?(model\.layers\.\d+\..+|model\.embed_tokens\..+|model\.norm\..+|lm_head\..+)")
 _GENAI = ((".attn.", ".self_attn."), (".MatMul.", "."), (".Add.", "."), (".layernorm.", "."))
 _GENAI_FINAL = re.compile(r"model\.layers\.\d+\.final_norm_layernorm\.weight")
-_FUSED = "self_attn.qkv_proj."
+FUSED = "self_attn.qkv_proj."
 DESCRIBED = 3  # tensors whose difference is described
 _BEGINNING = 16  # values that a tensor is looked up by before it is compared
 
@@ -62,10 +62,11 @@ class _Piece:
 
 def corresponding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Tensors of a checkpoint to the initialisers called after them, by optimum's and onnxruntime-genai's rules."""
-    return {plain: name for name in shapes if (plain := _plain(name)) is not None}
+    return {plain: name for name in shapes if (plain := plain_name(name)) is not None}
 
 
-def _plain(name: str) -> str | None:
+def plain_name(name: str) -> str | None:
+    """The tensor of a checkpoint that an initializer is called after; None where it is called after none."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -80,7 +81,7 @@ def _plain(name: str) -> str | None:
 def hold_foreign(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress = silent) -> Held:
     """Look for each tensor of the checkpoint; beside it one tensor of the file is in memory at a time."""
     named = dict(_pieces(weights.shapes, checkpoint.config))
-    nameless = [_Piece(name) for name in weights.shapes if _plain(name) is None]
+    nameless = [_Piece(name) for name in weights.shapes if plain_name(name) is None]
     known, types = _by_beginning(weights, [*named.values(), *nameless])
     held, missing, used = Held(), [], set[_Piece]()
     for done, name in enumerate(checkpoint.entries):
@@ -115,7 +116,7 @@ def _pieces(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> Itera
         "v_proj": config.num_key_value_heads * config.head_dim,
     }
     for plain, name in corresponding(shapes).items():
-        if _FUSED not in plain:
+        if FUSED not in plain:
             yield plain, _Piece(name)
         elif shapes[name][-1] == sum(widths.values()):
             start = 0

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import prod
 
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
-from blockexport.compare.audits.foreign_weights import corresponding, hold_foreign
+from blockexport.compare.audits.foreign_weights import Held, corresponding, hold_foreign
+from blockexport.compare.audits.quantised_weights import QuantisedCheckpoint, off_grid
 from blockexport.compare.audits.weight_difference import describe_difference, same_values
 from blockexport.compare.core.check import Outcome, check
 from blockexport.compare.core.context import CheckContext
@@ -53,9 +54,22 @@ def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
     held = hold_foreign(weights, context.checkpoint, context.progress)
     figures = {"same": held.same, "differing": held.differing, "not_compared": held.not_compared}
     message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
+    if isinstance(context.checkpoint, QuantisedCheckpoint):
+        return _quantised(context.checkpoint, held, figures)
     if held.not_compared:
         message += f"; the others ({held.not_compared[0]} first) it lays out in its own way, and they were not compared"
     return Outcome(message, held.same, held.said, figures=figures)
+
+
+def _quantised(checkpoint: QuantisedCheckpoint, held: Held, figures: Mapping[str, object]) -> Outcome:
+    """What a file quantises is the source's to within a step of its grid, what it does not to the bit."""
+    grids = len(checkpoint.grids)
+    kept = len(checkpoint.entries) - grids
+    whole = [name for name in held.not_compared if name not in checkpoint.grids]
+    same = f"{kept - len(whole)} of {kept} others to the bit"
+    message = f"{grids} weights are the checkpoint's within a step of their grid, {same}"
+    complaints = [*held.said, *off_grid(checkpoint)]
+    return Outcome(message, grids + held.same, complaints, figures={**figures, "quantised": sorted(checkpoint.grids)})
 
 
 def _expected_count(context: CheckContext) -> int:

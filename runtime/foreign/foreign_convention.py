@@ -59,7 +59,7 @@ _KNOWN: Mapping[str, Mapping[int, tuple[torch.dtype, ...]]] = {
     roles.WINDOW: {0: _INTEGERS, 1: _INTEGERS},
 }
 _QUANTISED = re.compile(
-    r"MatMulNBits|MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|.*BlockQuantized|QMoE"
+    r"MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|.*BlockQuantized|QMoE"
 )
 ATTENTION = "GroupQueryAttention"
 
@@ -192,7 +192,7 @@ def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
     if quantised:
         raise NotJudgedError(
             f"{path} holds quantised weights ({', '.join(quantised)}): against the checkpoint's own weights they are "
-            "no matter of rounding noise. Export it in fp32 or fp16 to judge the graph"
+            "no matter of rounding noise. Export it in fp32 or fp16, or in int4 with MatMulNBits, to judge the graph"
         )
 
 

@@ -243,8 +243,8 @@ def test_one_layer_of_another_kind_is_refused(files: dict[str, Path], tmp_path: 
 
 
 def test_quantised_weights_are_not_judged(files: dict[str, Path], tmp_path: Path) -> None:
-    path = changed(files["shared"], tmp_path / "odd.onnx", _operator("MatMulNBits"))
-    with pytest.raises(NotJudgedError, match=r"quantised weights \(MatMulNBits\)"):
+    path = changed(files["shared"], tmp_path / "odd.onnx", _operator("MatMulBnb4"))
+    with pytest.raises(NotJudgedError, match=r"quantised weights \(MatMulBnb4\)"):
         recognise(read_model(path), path)
 
 
