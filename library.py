@@ -154,11 +154,11 @@ def compare_bundle(
         UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source.
     """
     from blockexport.compare.changed_files import changed_files
-    from blockexport.compare.core.backends import require_judgeable, usual_backend
     from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.compare.judged_source import open_source
     from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder as opened
 
     folder = Path(bundle)
@@ -380,9 +380,9 @@ def _write(
 
 def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
     """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
-    from blockexport.compare.core.backends import require_judgeable, usual_backend
     from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
+    from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder as opened
 
     try:

@@ -111,9 +111,10 @@ def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoin
     from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.runtime.aoti_decoder import AotiDecoder
+    from blockexport.runtime.backends import AOTI
 
     decoder = AotiDecoder(bundle, manifest, package_folder=folder)
-    return run_checks(decoder, checkpoint, bundle_options(bundle, "aoti", package_folder=folder), progress)
+    return run_checks(decoder, checkpoint, bundle_options(bundle, AOTI.name, package_folder=folder), progress)
 
 
 def _refuse(judgement: Judgement, *, quiet: bool) -> int:

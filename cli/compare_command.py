@@ -10,6 +10,8 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
+from blockexport.models.precision import Precision
+from blockexport.runtime.backends import backend_named, backend_names, usual_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +33,8 @@ def compare(
         typer.Option(
             "--backend",
             metavar="NAME",
-            help="What runs the bundle: onnxruntime (default), replay (default for bf16), pt2, aoti, eager, tensorrt, "
-            "tensorrt-rtx.",
+            help=f"What runs the bundle: {', '.join(backend_names())}. Default: {usual_backend(Precision.FP32)}, and "
+            f"{usual_backend(Precision.BF16)} for bf16.",
         ),
     ] = None,
     model: Annotated[
@@ -199,8 +201,10 @@ def _check_options(
         raise UsageError(f"--onnx {onnx[0]} and the bundle {bundle} are two artifacts: judge them one at a time")
     if model is None:
         raise UsageError(f"--onnx {onnx[0]} needs --model CHECKPOINT: the file does not say what it was exported from")
-    if backend not in (None, "onnxruntime"):
-        raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on onnxruntime")
+    from blockexport.runtime.backends import ONNXRUNTIME
+
+    if backend not in (None, ONNXRUNTIME.name):
+        raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on {ONNXRUNTIME.name}")
 
 
 def _check_locate(locate: bool, onnx: list[Path] | None, backend: str | None, *, no_explain: bool) -> None:
@@ -209,7 +213,7 @@ def _check_locate(locate: bool, onnx: list[Path] | None, backend: str | None, *,
     if locate and no_explain:
         raise UsageError("--locate and --no-explain contradict each other: choose one of them")
 
-    if locate and backend in ("eager", "pt2", "aoti"):
+    if locate and backend is not None and backend_named(backend).graph is None:
         raise UsageError(f"--locate looks into an ONNX graph, and {backend} runs none: leave one of the two away")
 
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.runtime.backends import AOTI, ONNXRUNTIME
+from blockexport.runtime.cpp_project import CPP_BACKENDS
 
 
 def cpp(
@@ -22,9 +24,9 @@ def cpp(
         list[str] | None,
         typer.Option(
             "--backend",
-            metavar="onnxruntime|aoti|tensorrt|tensorrt-rtx",
+            metavar="|".join(CPP_BACKENDS),
             help="What the program runs the bundle with; may be repeated, and the first is its default. "
-            "Default: onnxruntime.",
+            f"Default: {ONNXRUNTIME.name}.",
         ),
     ] = None,
     cmake_dir: Annotated[
@@ -52,11 +54,11 @@ def cpp(
     if bundle is None or output is None:
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
     manifest = read_manifest(bundle)
-    backends, quoted = tuple(backend or ("onnxruntime",)), shlex.quote(str(bundle))
+    backends, quoted = tuple(backend or (ONNXRUNTIME.name,)), shlex.quote(str(bundle))
     cpp_project.write_project(output, backends, inputs_of(bundle), force=force)
     if manifest.headless:
         console.say("note: a headless bundle has no logits: selftest runs, and chat says so", quiet=quiet)
-    if "aoti" in backends and "model.aoti.pt2" not in manifest.files:
+    if AOTI.name in backends and AOTI.file not in manifest.files:
         console.say(f"note: the bundle has no AOTInductor package yet: blockexport aoti {quoted}", quiet=quiet)
     first = f" --backend {backends[0]}" if len(backends) > 1 else ""
     build = output / "build"

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from blockexport.cli import console
+from blockexport.runtime.backends import BACKENDS, ENGINES
 
 State = Literal["good", "note", "bad"]
 
@@ -68,6 +69,7 @@ def examine(folder: Path) -> list[Finding]:
         ("GPU", _gpu),
         ("TensorRT", _tensorrt),
         ("C++ compiler", _compiler),
+        ("backends", _backends),
         ("disk", lambda: _disk(folder)),
     )
     findings: list[Finding] = []
@@ -202,7 +204,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _tensorrt() -> Iterator[Finding]:
-    for module, package in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt-rtx")):
+    for module, package in ((one.library.module, one.library.distribution) for one in ENGINES if one.library):
         version = installed_version(module)
         if version is None:
             yield Finding(module, "not installed", "note", f"for engines: pip install {package}")
@@ -227,6 +229,17 @@ def _compiler() -> Iterator[Finding]:
         yield Finding("C++ compiler", "none that runs", "note", f"for `blockexport aoti` and `cpp`: {error}")
     else:
         yield Finding("C++ compiler", compiler_name())
+
+
+def _backends() -> Iterator[Finding]:
+    """What `--backend` takes, and whether what it needs is installed."""
+    for backend in BACKENDS:
+        where, library = f"on {' or '.join(backend.devices)}", backend.library
+        if library is None or library.versions():
+            yield Finding(f"--backend {backend.name}", f"installed, runs {where}")
+        else:
+            remedy = f"pip install {library.distribution}"
+            yield Finding(f"--backend {backend.name}", f"not installed; runs {where}", "note", remedy)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.judging import Threads, use_threads
+from blockexport.runtime.backends import ONNXRUNTIME, backend_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +44,10 @@ def generate(
         str,
         typer.Option(
             "--backend",
-            metavar="onnxruntime|pt2|aoti|eager|replay|tensorrt|tensorrt-rtx",
+            metavar="|".join(backend_names()),
             help="What runs the model. `blockexport trt` and `blockexport aoti` build what those need.",
         ),
-    ] = "onnxruntime",
+    ] = ONNXRUNTIME.name,
     model: Annotated[
         str | None, typer.Option("--model", help="The source checkpoint, for eager, if it has moved.")
     ] = None,

@@ -30,6 +30,7 @@ from blockexport.cli.redeclare_command import redeclare
 from blockexport.cli.selftest_command import selftest
 from blockexport.cli.trt_command import trt
 from blockexport.models.errors import BlockexportError
+from blockexport.runtime.backends import BACKENDS
 
 EXIT_NOT_HERE = 3
 EXIT_USAGE = 2
@@ -53,7 +54,7 @@ _REMEDIES = {
 }
 
 # The libraries that only some installations have, and the package that brings each.
-_PACKAGES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
+_PACKAGES = {one.library.module: one.library.distribution for one in BACKENDS if one.library is not None}
 
 app = typer.Typer(
     name="blockexport",

@@ -9,13 +9,14 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.judging import Threads, use_threads
+from blockexport.runtime.backends import ONNXRUNTIME, backend_names
 
 
 def selftest(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
     backend: Annotated[
-        str, typer.Option("--backend", metavar="onnxruntime|replay|aoti|pt2|eager", help="What runs the model.")
-    ] = "onnxruntime",
+        str, typer.Option("--backend", metavar="|".join(backend_names()), help="What runs the model.")
+    ] = ONNXRUNTIME.name,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,

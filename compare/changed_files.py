@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blockexport.export.aoti import AOTI_FILE
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE, FileEntry, Manifest
+from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.errors import UsageError
+from blockexport.runtime.backends import backend_named
 
-_JUDGED = {"onnxruntime": ONNX_FILE, "replay": ONNX_FILE, "pt2": PT2_FILE, "aoti": AOTI_FILE}
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
 
 
@@ -20,7 +19,7 @@ def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, 
 
     An engine is not looked at here: opening it refuses another file than the manifest's.
     """
-    judged = _JUDGED.get(backend)
+    judged = backend_named(backend).file
     names = [] if judged is None else [judged]
     if judged in _WITH_WEIGHTS and judged in manifest.files:
         names += manifest.files[judged].made_from

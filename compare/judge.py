@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockexport.compare.checks.catalogue import ALL_CHECKS, choose_checks
-from blockexport.compare.core.backends import Arithmetic, require_judgeable
 from blockexport.compare.core.check import Check, CheckResult, Verdict
 from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.logit_distance import measure
@@ -24,6 +23,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
+from blockexport.runtime.backends import ONNXRUNTIME, Arithmetic, backend_named, require_judgeable
 from blockexport.runtime.decoder import Decoder, Foreign
 from blockexport.runtime.eager import EagerDecoder
 
@@ -37,15 +37,13 @@ ROWS = 4  # of the batched run
 ROW_PROMPT = 29  # the longest of their prompts
 ROW_STEPS = 6
 
-_VERSIONS = {"onnxruntime": ("onnxruntime",)}
-
 
 @dataclass(frozen=True)
 class JudgeOptions:
     """How to judge.
 
     Attributes:
-        backend: name of the backend behind the decoder, one of `runtime.open.BACKENDS`.
+        backend: name of the backend behind the decoder, one of `runtime.backends.BACKENDS`.
         checks: names of the checks to run; all that apply when empty.
         decode_steps: teacher-forced steps behind the prefill; 64, or what fits, when None.
         prefill: tokens of the prompt; 256, or what fits, when None.
@@ -59,7 +57,7 @@ class JudgeOptions:
         locate: call `explain` even where every check has passed.
     """
 
-    backend: str = "onnxruntime"
+    backend: str = ONNXRUNTIME.name
     checks: tuple[str, ...] = ()
     decode_steps: int | None = None
     prefill: int | None = None
@@ -175,7 +173,8 @@ def _run(
         "decode": plan.decode,
         "last": plan.last if context.to_last_slot else 0,
     }
-    names = ("blockexport", "torch", *_VERSIONS.get(artifact["backend"], ()))
+    library = backend_named(artifact["backend"]).library
+    own = {name: importlib.metadata.version(name) for name in ("blockexport", "torch")}
     report = Report(
         artifact=artifact,
         tokens=described,
@@ -184,7 +183,7 @@ def _run(
         left_out=tuple(entry.name for entry in ALL_CHECKS if entry not in checks),
         weight_rounding=_weight_rounding(context),
         positions=_positions(context),
-        versions={name: importlib.metadata.version(name) for name in names},
+        versions={**own, **({} if library is None else library.versions())},
         golden=_golden(context, results),
         notes=tuple(note for note in (tokens.caution(len(context.ids_S)),) if note),
     )

@@ -13,7 +13,6 @@ from blockexport.compare.audits.quantised_weights import (
     is_quantised,
     with_exact_activations,
 )
-from blockexport.compare.core.backends import require_judgeable
 from blockexport.compare.core.tokens import Encode
 from blockexport.compare.explain.explain import explain
 from blockexport.compare.explain.foreign_values import watch_foreign
@@ -23,12 +22,13 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
+from blockexport.runtime.backends import ONNXRUNTIME, require_judgeable
 from blockexport.runtime.foreign.foreign_graph import ForeignFile
 from blockexport.runtime.foreign.names import read_map
 from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
-BACKEND = "onnxruntime"
+BACKEND = ONNXRUNTIME.name
 
 
 def judge_foreign(

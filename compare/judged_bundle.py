@@ -12,6 +12,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.tokens import Encode
 from blockexport.compare.judge import JudgeOptions
 from blockexport.export.bundle.manifest import ONNX_FILE
+from blockexport.runtime.backends import ONNXRUNTIME, backend_named
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -19,13 +20,10 @@ if TYPE_CHECKING:
 
     from blockexport.compare.explain.explain import Explanation
 
-ONNX_BACKENDS = ("onnxruntime", "replay")  # those that run the bundle's ONNX file
-LOCATING = (*ONNX_BACKENDS, "tensorrt", "tensorrt-rtx")  # those that run it, or what was built from it
-
 
 def bundle_options(
     folder: Path,
-    backend: str = "onnxruntime",
+    backend: str = ONNXRUNTIME.name,
     *,
     checks: tuple[str, ...] = (),
     decode_steps: int | None = None,
@@ -45,8 +43,8 @@ def bundle_options(
         encode=_encoder(folder),
         text=text,
         token_ids=token_ids,
-        weights=artifact_weights(package_folder or folder, backend),
-        graph=(lambda: _graph(folder)) if backend in ONNX_BACKENDS else None,
+        weights=artifact_weights(package_folder or folder, backend_named(backend).file),
+        graph=(lambda: _graph(folder)) if backend_named(backend).runs_onnx else None,
         explain=lambda context, results: _explain(folder, backend, context, results, locate),
         locate=locate,
     )
@@ -59,9 +57,10 @@ def _explain(
     from blockexport.compare.explain.explain import explain
     from blockexport.runtime.replay.replay_graph import ReplayGraph
 
-    if backend not in LOCATING:
+    graph = backend_named(backend).graph
+    if graph is None:
         return explain(context, results, None, f"not located: {backend} runs no ONNX graph to look into", always=always)
-    return explain(context, results, lambda: ReplayGraph.load(folder / ONNX_FILE), always=always)
+    return explain(context, results, lambda: ReplayGraph.load(folder / graph), always=always)
 
 
 def _graph(folder: Path) -> ir.Graph:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from blockexport.export.bundle.manifest import AOTI_FILE
 from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.graph.trace import example_inputs
 from blockexport.export.output.disk import check_free_space, disk_errors
@@ -32,7 +33,6 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.errors import NotJudgedError, UsageError
 
-AOTI_FILE = "model.aoti.pt2"
 AOTI_INFO = "aoti.json"
 AOTI_SCHEMA = 1
 _COMPILER_REMEDY = "install g++ (or clang++), or name a working one in the variable CXX"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from blockexport.export.aoti import AOTI_FILE, AOTI_INFO, AOTI_SCHEMA, instructions
+from blockexport.export.aoti import AOTI_INFO, AOTI_SCHEMA, instructions
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import Manifest
+from blockexport.export.bundle.manifest import AOTI_FILE, Manifest
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.regular_file import read_json_object
+from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 
 
@@ -98,3 +99,8 @@ def check_machine(info_path: Path) -> None:
             f"{info_path.with_name(AOTI_FILE)} was compiled by PyTorch {made_by} and this is {here}: run "
             "`blockexport aoti` again"
         )
+
+
+def open_bundle(wanted: Opening) -> AotiDecoder:
+    """The decoder of a bundle."""
+    return AotiDecoder(wanted.folder, wanted.manifest, max_sequence_length=wanted.max_sequence_length)

@@ -12,19 +12,16 @@ from pathlib import Path
 from blockexport.export.output.atomic_write import partial_path
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.place import output_place
+from blockexport.export.tensorrt.trt_adapter import TENSORRT_RTX
 from blockexport.models.errors import UsageError
+from blockexport.runtime.backends import AOTI, BACKENDS, ENGINES, ONNXRUNTIME
 
-CPP_BACKENDS = ("onnxruntime", "aoti", "tensorrt", "tensorrt-rtx")
+_OPTIONS = {backend.name: backend.cmake_option for backend in BACKENDS if backend.cmake_option is not None}
+CPP_BACKENDS = tuple(_OPTIONS)
 PATHS_FILE = "paths.cmake"
 _SAMPLES = ("CMakeLists.txt", "main.cpp", "selftest.cpp")
 _DIGEST = re.compile(rb"^# sha256 ([0-9a-f]{64}) (\S+)\n", re.MULTILINE)
 _CPP = Path(__file__).resolve().parent / "cpp"
-_OPTIONS = {
-    "onnxruntime": "BLOCKEXPORT_WITH_ONNXRUNTIME",
-    "aoti": "BLOCKEXPORT_WITH_AOTI",
-    "tensorrt": "BLOCKEXPORT_WITH_TENSORRT",
-    "tensorrt-rtx": "BLOCKEXPORT_WITH_TENSORRT_RTX",
-}
 
 
 def cmake_dir() -> Path:
@@ -45,8 +42,9 @@ def write_project(
     for backend in backends:
         if backend not in CPP_BACKENDS:
             raise UsageError(f"no back end {backend!r} in C++: there are {', '.join(CPP_BACKENDS)}")
-    if {"tensorrt", "tensorrt-rtx"} <= set(backends):
-        raise UsageError("tensorrt and tensorrt-rtx have the same symbols and do not fit into one program: choose one")
+    engines = [backend.name for backend in ENGINES if backend.name in backends]
+    if len(engines) > 1:
+        raise UsageError(f"{' and '.join(engines)} have the same symbols and do not fit into one program: choose one")
     place = output_place(output, inputs)
     files = {name: (_CPP / "samples" / name).read_bytes() for name in _SAMPLES}
     files[PATHS_FILE] = _with_digests(_paths(backends), files)
@@ -110,13 +108,13 @@ def _paths(backends: tuple[str, ...]) -> str:
         f'set({option} {"ON" if backend in backends else "OFF"} CACHE BOOL "")' for backend, option in _OPTIONS.items()
     ]
     library = _wheel_library("onnxruntime", "capi/libonnxruntime.so.*")
-    if "onnxruntime" in backends and library is not None:
+    if ONNXRUNTIME.name in backends and library is not None:
         lines.append(_cached("ONNXRUNTIME_LIBRARY", library, "FILEPATH"))
     torch = _package("torch")
-    if "aoti" in backends and torch is not None:
+    if AOTI.name in backends and torch is not None:
         lines.append(_cached("BLOCKEXPORT_TORCH_DIR", torch, "PATH"))
     rtx = _wheel_library("tensorrt_rtx_libs", "libtensorrt_rtx.so.*")
-    if "tensorrt-rtx" in backends and rtx is not None:
+    if TENSORRT_RTX in backends and rtx is not None:
         lines.append(_cached("TENSORRT_LIBRARY", rtx, "FILEPATH"))
     return "\n".join(lines) + "\n"
 

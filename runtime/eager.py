@@ -6,6 +6,9 @@ import torch
 
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.checkpoints.load_weights import load_model
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 
 
@@ -33,3 +36,18 @@ class EagerDecoder(Decoder):
             outputs: torch.Tensor
             outputs, self._past = self.model(inputs, position_ids_BS, self._past)
         return outputs
+
+
+def open_bundle(wanted: Opening) -> EagerDecoder:
+    """Eager PyTorch on the source checkpoint, in a bundle's precision."""
+    manifest = wanted.manifest
+    slots = wanted.max_sequence_length or manifest.max_sequence_length
+    checkpoint = open_checkpoint(wanted.model or manifest.source.reference, seed=manifest.source.seed or 0)
+    loaded = load_model(
+        checkpoint,
+        manifest.precision.torch_dtype,
+        slots,
+        headless=manifest.headless,
+        last_logits_only=manifest.last_logits_only,
+    )
+    return EagerDecoder(loaded, slots)

@@ -18,6 +18,7 @@ from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
+from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder, require_shape
 from blockexport.runtime.onnx_session import open_session, ort, session_options
 
@@ -137,3 +138,15 @@ def failed_node(error: Exception) -> Exception:
     if "while running" not in said or "allocat" in said.lower():
         return error
     return ArtifactError(f"ONNX Runtime {ort.__version__} fails in the graph: {said.partition('while running ')[2]}")
+
+
+def open_bundle(wanted: Opening) -> OnnxDecoder:
+    """The decoder of a bundle."""
+    return OnnxDecoder(
+        wanted.folder,
+        wanted.manifest,
+        max_sequence_length=wanted.max_sequence_length,
+        low_memory=wanted.low_memory,
+        threads=wanted.threads,
+        verify=wanted.verify,
+    )

@@ -12,6 +12,7 @@ from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import PT2_FILE, Manifest, Port
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import UsageError
+from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 
 _REMEDY = "Copy the whole bundle again, or export it again with --pt2"
@@ -112,3 +113,9 @@ def _fixed(value: torch.Tensor) -> list[int | None]:
     """The shape, with None for an axis of any size, which is a SymInt there and no int."""
     sizes: list[object] = list(value.shape)
     return [size if isinstance(size, int) else None for size in sizes]
+
+
+def open_bundle(wanted: Opening) -> Pt2Decoder:
+    """The decoder of a bundle."""
+    slots, verify = wanted.max_sequence_length, wanted.verify
+    return Pt2Decoder(wanted.folder, wanted.manifest, max_sequence_length=slots, verify=verify)

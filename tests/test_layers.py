@@ -56,7 +56,12 @@ HOMES: dict[str, set[str]] = {
     # Test dependencies, and libraries that only later parts may use.
     **{library: set() for library in ("onnxscript", "transformers", "onnxruntime_genai", "tensorrt", "tensorrt_rtx")},
 }
-LIGHT_OF_OURS = {"blockexport.models.errors", "blockexport.models.precision"}
+LIGHT_OF_OURS = {
+    "blockexport.models.errors",
+    "blockexport.models.precision",
+    "blockexport.runtime.backends",
+    "blockexport.runtime.cpp_project",
+}
 
 
 def sources(package: str) -> list[Path]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blockexport.export.aoti import AOTI_FILE
-from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
+from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE
 from blockexport.models.checkpoints.checkpoint import FileSlice
 from blockexport.models.checkpoints.tensor_types import TORCH_TYPES, tensor_of
 from blockexport.models.errors import UsageError
@@ -40,19 +39,16 @@ class ArtifactWeights:
     read: Callable[[str], torch.Tensor] | None = None
 
 
-def artifact_weights(folder: Path, backend: str) -> Callable[[], ArtifactWeights] | None:
-    """Gives the weights in the file that `backend` runs; None where it runs no file of the bundle that can be read.
+def artifact_weights(folder: Path, file: str | None) -> Callable[[], ArtifactWeights] | None:
+    """Gives the weights in the file that a backend runs; None where it runs none of the bundle that can be read.
 
     In the ONNX file these are the floating-point initialisers of one dimension or more: scalars are constants of the
     graph, and integers are indices.
     """
-    if backend in ("onnxruntime", "replay"):
-        return lambda: _onnx_weights(folder / ONNX_FILE)
-    if backend == "pt2":
-        return lambda: _pt2_weights(folder / PT2_FILE)
-    if backend == "aoti":
-        return lambda: _aoti_weights(folder / AOTI_FILE)
-    return None
+    readers = {ONNX_FILE: _onnx_weights, PT2_FILE: _pt2_weights, AOTI_FILE: _aoti_weights}
+    if file is None or file not in readers:
+        return None
+    return lambda: readers[file](folder / file)
 
 
 def _onnx_weights(path: Path) -> ArtifactWeights:

@@ -36,6 +36,7 @@ from blockexport.compare.core.check import CheckResult, Verdict
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report_explanation import explanation_json
 from blockexport.export.bundle.golden_file import GoldenVectors
+from blockexport.runtime.backends import backend_named
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation
@@ -104,14 +105,18 @@ class Report:
         return next(result.message for result in self.checks if result.name == name)
 
     @property
+    def _is_eager(self) -> bool:
+        return backend_named(self.artifact["backend"]).is_eager
+
+    @property
     def _what(self) -> str:
-        if self.artifact["backend"] == "eager":
+        if self._is_eager:
             return f"eager PyTorch in {self.artifact['precision']}, called with a cache,"
         return f"{self.artifact['precision']} in {self.artifact['backend']}"
 
     @property
     def _other(self) -> str:
-        return "the float64 reference" if self.artifact["backend"] == "eager" else "eager PyTorch"
+        return "the float64 reference" if self._is_eager else "eager PyTorch"
 
     def _proven(self, ran: list[str]) -> str:
         """What the checks that ran have shown: equality as far as they held outputs against the reference."""

@@ -31,6 +31,7 @@ from blockexport.models.strict_json import read_record
 SCHEMA_VERSION = 2
 ONNX_FILE = "model.onnx"
 PT2_FILE = "model.pt2"
+AOTI_FILE = "model.aoti.pt2"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _POSITIVE = (
     "vocab_size",

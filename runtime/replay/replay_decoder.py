@@ -13,6 +13,7 @@ from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder, require_shape
 from blockexport.runtime.replay.replay_graph import Observer, ReplayGraph
 
@@ -97,3 +98,9 @@ class ReplayDecoder(Decoder):
             require_shape(name, outputs[name].shape, past.shape, position_ids_BS)
         self._past = [outputs[name] for name in io_names.present_names(layers)]
         return outputs[io_names.HIDDEN_STATES if self.headless else io_names.LOGITS]
+
+
+def open_bundle(wanted: Opening) -> ReplayDecoder:
+    """The decoder of a bundle."""
+    slots, verify = wanted.max_sequence_length, wanted.verify
+    return ReplayDecoder.open(wanted.folder, wanted.manifest, max_sequence_length=slots, verify=verify)

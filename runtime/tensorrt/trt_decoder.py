@@ -24,6 +24,7 @@ from blockexport.export.tensorrt.trt_network import Profile
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.tensorrt.trt_engine_file import fitting_engines, targets_of, whole_engines
 
@@ -266,3 +267,18 @@ def _check_ports(engine: Any, manifest: Manifest) -> None:
     for port in manifest.outputs:
         if port.aliases is not None and engine.get_aliased_input_tensor(port.name) != port.aliases:
             raise UsageError(f"the engine does not update {port.aliases} in place: build it again")
+
+
+def open_bundle(wanted: Opening) -> TensorRtDecoder:
+    """The decoder of a bundle's engine.
+
+    Raises:
+        UsageError: another number of cache slots than the engine was built with.
+    """
+    slots, built = wanted.max_sequence_length, wanted.manifest.max_sequence_length
+    if slots not in (None, built):
+        raise UsageError(
+            f"an engine's cache has the {built} slots it was built with, not {slots}: export and build again with "
+            f"--max-sequence-length {slots}"
+        )
+    return TensorRtDecoder.open(wanted.folder, wanted.manifest, wanted.backend)

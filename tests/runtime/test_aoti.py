@@ -16,9 +16,9 @@ import torch
 
 from blockexport.cli.doctor_command import examine
 from blockexport.cli.main import main
-from blockexport.export.aoti import AOTI_FILE, AOTI_INFO
+from blockexport.export.aoti import AOTI_INFO
 from blockexport.export.bundle.file_check import file_entry
-from blockexport.export.bundle.manifest import MANIFEST, read_manifest
+from blockexport.export.bundle.manifest import AOTI_FILE, MANIFEST, read_manifest
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint

@@ -13,7 +13,7 @@ import torch
 from blockexport.compare.audits.artifact_weights import artifact_weights
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import JudgeOptions, judge
-from blockexport.export.bundle.manifest import PT2_FILE
+from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
 from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.pt2 import write_pt2
 from blockexport.export.weights.weight_files import WEIGHTS_FILE
@@ -129,7 +129,7 @@ def test_the_first_ones_are_described_and_all_are_counted(bundles: dict[Precisio
 def test_an_artifact_in_another_type_is_said(bundles: dict[Precision, Path]) -> None:
     model = load_model(CHECKPOINT, torch.float16, 29)
     options = JudgeOptions(
-        backend="eager", checks=("parameters",), weights=artifact_weights(bundles[Precision.FP32], "onnxruntime")
+        backend="eager", checks=("parameters",), weights=artifact_weights(bundles[Precision.FP32], ONNX_FILE)
     )
     (result,) = judge(EagerDecoder(model, 29), CHECKPOINT, options).checks
     assert result.verdict is Verdict.FAIL
@@ -174,7 +174,7 @@ def test_pt2(tmp_path: Path, precision: Precision) -> None:
     data = path.read_bytes()
     assert data.count(bits) == 1
     path.write_bytes(data.replace(bits, bits[:400] + bytes(4) + bits[404:]))
-    weights = artifact_weights(tmp_path / "b", "pt2")
+    weights = artifact_weights(tmp_path / "b", PT2_FILE)
     # PyTorch would refuse the file by its checksum: the decoder is eager's.
     model = load_model(checkpoint, precision.torch_dtype, 29)
     options = JudgeOptions(backend="eager", checks=("parameters",), weights=weights)
@@ -196,7 +196,7 @@ def test_one_tensor_of_the_checkpoint_is_in_memory_at_a_time(
         return values
 
     monkeypatch.setattr(Gainful, "read", counted)
-    weights = artifact_weights(bundles[Precision.BF16], "replay")
+    weights = artifact_weights(bundles[Precision.BF16], ONNX_FILE)
     model = load_model(gainful(EVERYTHING), torch.bfloat16, 29)
     alive.clear()
     options = JudgeOptions(backend="eager", checks=("parameters",), weights=weights)

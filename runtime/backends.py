@@ -1,0 +1,224 @@
+"""The backends: one record each, which everything that runs or judges a bundle asks.
+
+Adding one is a record here and a file with its decoder. Nothing heavy is imported: a record names its opener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockexport.export.bundle.file_check import Verify
+from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE, Manifest
+from blockexport.export.tensorrt.trt_adapter import TENSORRT, TENSORRT_RTX
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+
+if TYPE_CHECKING:
+    from blockexport.runtime.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a run in one precision proves; no member has a default, so that nothing is certified by leaving it out.
+
+    Attributes:
+        is_target: each operator runs in its declared type, so rounding is what the target's would be.
+        can_judge: False where a run says nothing about the artifact.
+        note: why, for the report.
+    """
+
+    is_target: bool
+    can_judge: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A Python module that a backend needs, and the distribution that brings it; more than one may."""
+
+    module: str
+    distribution: str
+    alternatives: tuple[str, ...] = ()
+
+    def versions(self) -> dict[str, str]:
+        """The versions of those that are installed; nothing is imported."""
+        found = {}
+        for name in (self.distribution, *self.alternatives):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        return found
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is to be opened: see `open_decoder` for the members."""
+
+    backend: str
+    folder: Path
+    manifest: Manifest
+    max_sequence_length: int | None = None
+    model: str | None = None
+    low_memory: bool = False
+    threads: int = 0
+    verify: Verify = "sample"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run a bundle.
+
+    Attributes:
+        name: what `--backend` takes.
+        opener: dotted path of the function that makes its decoder of an `Opening`, as `package.module:function`.
+        devices: what it runs on, as PyTorch names devices.
+        arithmetic: what a run proves, stated for every precision.
+        file: the file of the bundle that it runs; None where it runs none, or one that it chooses itself.
+        graph: the ONNX file to look into for the place of a difference: what it runs, or what that was built from.
+        library: what must be installed beside blockexport's own dependencies.
+        judges: precisions in which it judges a bundle when no backend is named.
+        cmake_option: what switches it on in the C++ library; None where that lacks it.
+        is_eager: it is eager PyTorch, which is held against float64 and not against itself.
+    """
+
+    name: str
+    opener: str
+    devices: tuple[str, ...]
+    arithmetic: Mapping[Precision, Arithmetic]
+    file: str | None = None
+    graph: str | None = None
+    library: Library | None = None
+    judges: tuple[Precision, ...] = ()
+    cmake_option: str | None = None
+    is_eager: bool = False
+
+    def __post_init__(self) -> None:
+        silent = [one for one in Precision if one not in self.arithmetic or not self.arithmetic[one].note]
+        if silent:
+            raise ValueError(f"the backend {self.name} says nothing of its arithmetic in {', '.join(silent)}")
+
+    @property
+    def runs_onnx(self) -> bool:
+        """Whether it runs the bundle's ONNX file itself."""
+        return self.file == ONNX_FILE
+
+    def open(self, wanted: Opening) -> Decoder:
+        """The decoder; only now is the backend's own code imported."""
+        module, _, function = self.opener.partition(":")
+        opener: Callable[[Opening], Decoder] = getattr(importlib.import_module(module), function)
+        return opener(wanted)
+
+
+def everywhere(is_target: bool, note: str) -> dict[Precision, Arithmetic]:
+    """The same statement for every precision; `{}` in the note is the type's name."""
+    return {one: Arithmetic(is_target, True, note.format(one.dtype_name)) for one in Precision}
+
+
+_FLOAT32 = Arithmetic(True, True, "every operator in float32")
+_TORCH = {**everywhere(True, "PyTorch on the CPU, every operator in {}"), Precision.FP32: _FLOAT32}
+_ENGINE = everywhere(True, "the engine's own kernels on the GPU, matrix products in {}")
+_INDUCTOR = (
+    "AOTInductor on a CPU stores {} and computes what it fuses in float32: judged are the program, the rounded weights "
+    "and the cache, and not the rounding of a target that computes in it"
+)
+_ONNX_RUNTIME = {
+    Precision.FP32: _FLOAT32,
+    Precision.FP16: Arithmetic(
+        False,
+        True,
+        "ONNX Runtime on a CPU computes fp16 matrix products, norms, attention in float32: judged are the graph, "
+        "the rounded weights and the fp16 cache, and not the rounding of fp16 arithmetic on a target that has it",
+    ),
+    Precision.BF16: Arithmetic(
+        False,
+        False,
+        "ONNX Runtime on a CPU has few bf16 kernels, so a bf16 graph cannot be judged with it: "
+        "judge it with --backend replay, which runs the graph in PyTorch",
+    ),
+}
+
+ONNXRUNTIME = Backend(
+    "onnxruntime",
+    "blockexport.runtime.onnx_decoder:open_bundle",
+    ("cpu",),
+    _ONNX_RUNTIME,
+    file=ONNX_FILE,
+    graph=ONNX_FILE,
+    library=Library("onnxruntime", "onnxruntime", ("onnxruntime-gpu",)),
+    judges=(Precision.FP32, Precision.FP16),
+    cmake_option="BLOCKEXPORT_WITH_ONNXRUNTIME",
+)
+REPLAY = Backend(
+    "replay",
+    "blockexport.runtime.replay.replay_decoder:open_bundle",
+    ("cpu",),
+    _TORCH,
+    file=ONNX_FILE,
+    graph=ONNX_FILE,
+    judges=(Precision.BF16,),
+)
+PT2 = Backend("pt2", "blockexport.runtime.pt2_decoder:open_bundle", ("cpu",), _TORCH, file=PT2_FILE)
+AOTI = Backend(
+    "aoti",
+    "blockexport.runtime.aoti_decoder:open_bundle",
+    ("cpu",),
+    {**everywhere(False, _INDUCTOR), Precision.FP32: _FLOAT32},
+    file=AOTI_FILE,
+    cmake_option="BLOCKEXPORT_WITH_AOTI",
+)
+EAGER = Backend("eager", "blockexport.runtime.eager:open_bundle", ("cpu",), _TORCH, is_eager=True)
+ENGINES = tuple(
+    Backend(
+        name,
+        "blockexport.runtime.tensorrt.trt_decoder:open_bundle",
+        ("cuda",),
+        _ENGINE,
+        graph=ONNX_FILE,
+        library=Library(module, name),
+        cmake_option=f"BLOCKEXPORT_WITH_{module.upper()}",
+    )
+    for name, module in ((TENSORRT, "tensorrt"), (TENSORRT_RTX, "tensorrt_rtx"))
+)
+
+BACKENDS: list[Backend] = [ONNXRUNTIME, REPLAY, PT2, AOTI, EAGER, *ENGINES]
+"""Every backend, the usual one first."""
+
+
+def backend_names() -> list[str]:
+    """What `--backend` takes."""
+    return [backend.name for backend in BACKENDS]
+
+
+def backend_named(name: str) -> Backend:
+    """The record of a backend.
+
+    Raises:
+        UsageError: there is none of that name, so nothing is known of it.
+    """
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise UsageError(f"no backend {name!r}: there are {', '.join(backend_names())}")
+
+
+def usual_backend(precision: Precision) -> str:
+    """What judges a bundle when no backend is named: the runtime most will ship with, unless it lacks the type."""
+    return next(backend.name for backend in BACKENDS if precision in backend.judges)
+
+
+def require_judgeable(name: str, precision: Precision) -> Arithmetic:
+    """The arithmetic of a backend, where a run proves anything.
+
+    Raises:
+        UsageError: there is no such backend.
+        NotJudgedError: it proves nothing, with the reason and the remedy.
+    """
+    arithmetic = backend_named(name).arithmetic[precision]
+    if not arithmetic.can_judge:
+        raise NotJudgedError(arithmetic.note)
+    return arithmetic
