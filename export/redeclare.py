@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def redeclare(
             )
         for name in dropped:
             (bundle / name).unlink(missing_ok=True)
+            with suppress(OSError):  # it holds something else; an empty folder would not be the bundle's own
+                (bundle / name).parent.rmdir()
         return changed, dropped
     with staged(Path(output), [bundle], force=force) as stage:
         with disk_errors(Path(output)):

@@ -19,7 +19,7 @@ from tests.small_models import small_config, small_weights, write_folder
 
 CONFIG = small_config("llama", max_position_embeddings=64)
 MAKERS = ("onnx", "trt", "aoti")
-COMMANDS = (*MAKERS, "cpp", "compare")
+COMMANDS = (*MAKERS, "redeclare", "cpp", "compare")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def run(command: str, given: str, output: str) -> int:
         "onnx": ("-o", output, "--force", "--no-compare"),
         "trt": ("-o", output, "--force", "--fp16", "--backend", "tensorrt-rtx", "--compute-capability", "8.9"),
         "aoti": ("-o", output, "--force", "--no-compare"),
+        "redeclare": ("-o", output, "--force", "-M", "9"),
         "cpp": ("-o", output, "--force"),
         "compare": ("--check", "types", "--report", output),
     }
@@ -182,7 +183,7 @@ STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("command", MAKERS)
+@pytest.mark.parametrize("command", [*MAKERS, "redeclare"])
 @pytest.mark.parametrize("what", STRANGERS)
 def test_force_replaces_nothing_that_the_manifest_does_not_list(
     what: str, command: str, made: Path, home: Path, capsys: pytest.CaptureFixture[str]
@@ -208,6 +209,18 @@ def test_force_replaces_a_bundle_through_a_link(made: Path, home: Path) -> None:
     assert {path.name for path in home.iterdir()} == {"in", "notes.txt", "old", "link-to-old"}
     assert (home / "link-to-old").readlink() == Path("old")
     assert not (home / "old" / "stale").exists() and not (home / "old" / "engines").exists()
+
+
+def test_a_bundle_that_was_redeclared_in_place_holds_its_own_files_alone(made: Path, home: Path) -> None:
+    place_input("onnx", made, home)
+    (home / "old" / "parity").mkdir()
+    (home / "old" / "parity" / "report.md").write_text("report")
+    manifest = json.loads((home / "old" / "manifest.json").read_text())
+    manifest["files"]["parity/report.md"] = manifest["files"]["model.onnx"]
+    (home / "old" / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["redeclare", "old", "-M", "9"]) == 0
+    assert not (home / "old" / "parity").exists()
+    assert run("onnx", "in", "old") == 0
 
 
 def test_hard_links_keep_the_input(made: Path, home: Path) -> None:
