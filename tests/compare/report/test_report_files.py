@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import platform
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,11 @@ def test_an_older_report_is_replaced(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {*NAMES, "notes.txt"}
     assert (tmp_path / "report.md").read_text().startswith("# Fail")
     assert (tmp_path / "report.md").stat().st_mode == (tmp_path / "notes.txt").stat().st_mode
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    for name in ("report.md", "report.json"):
+        (tmp_path / f".{name}.{platform.node()}-999999999-0123abcd.partial").write_text("half")
+    (tmp_path / ".mine.partial").write_text("mine")
+    write_report(report_of(PASS), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*NAMES, ".mine.partial"}

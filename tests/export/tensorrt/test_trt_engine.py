@@ -173,7 +173,7 @@ def test_an_interruption_leaves_the_bundle_as_it_was(
         add_made_up_engine(bundle, content=b"older")
     before = files(bundle)
     patches: dict[str, tuple[Any, str, Any]] = {
-        "hash": (bundles, "sha256_of", _stop),
+        "hash": (bundles, "file_entry", _stop),
         "manifest": (bundles, "write_beside_manifest", _stop),
         "first rename": (os, "rename", _rename_but_stop_at(0)),
         "second rename": (os, "rename", _rename_but_stop_at(int(older))),
@@ -186,7 +186,7 @@ def test_an_interruption_leaves_the_bundle_as_it_was(
     assert (bundle / "engines").exists() == older
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_between_the_renames_waits_for_the_last(
     number: signal.Signals, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
