@@ -102,8 +102,13 @@ def _write(bundle: Path, manifest: Manifest, max_sequence_length: int, folder: P
     with disk_errors(folder):
         written[ONNX_FILE].write_bytes(graph.SerializeToString(deterministic=True))
         if GENAI_CONFIG in manifest.files:
-            genai = read_json_object(bundle / GENAI_CONFIG, "copy the bundle again, or export it again")
-            genai["model"]["context_length"] = genai["search"]["max_length"] = max_sequence_length
+            genai = read_json_object(bundle / GENAI_CONFIG, "export the bundle again")
+            try:
+                genai["model"]["context_length"] = genai["search"]["max_length"] = max_sequence_length
+            except (KeyError, TypeError) as error:
+                raise UsageError(
+                    f"{bundle / GENAI_CONFIG} has no model and search with keys of their own: export the bundle again"
+                ) from error
             written[GENAI_CONFIG] = folder / GENAI_CONFIG
             written[GENAI_CONFIG].write_text(json.dumps(genai, indent=2) + "\n", encoding="utf-8")
     return written

@@ -13,6 +13,7 @@ from pathlib import Path
 from blockexport.export.bundle.manifest import sha256_of
 from blockexport.export.output.disk import check_free_space
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import open_regular
 
 _FICLONE = 0x40049409  # linux/fs.h; Python's fcntl has it from 3.13 on
 
@@ -77,7 +78,7 @@ def share_blocks(source: Path, target: Path) -> bool:
         return False
     import fcntl
 
-    with source.open("rb") as readable, target.open("xb") as writable:
+    with open_regular(source) as readable, target.open("xb") as writable:
         try:
             fcntl.ioctl(writable.fileno(), _FICLONE, readable.fileno())
             return True

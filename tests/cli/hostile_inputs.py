@@ -106,6 +106,10 @@ def cases() -> list[Case]:
         _case("aoti tiny -o OUT/b", 3, "does not run", environment={"CXX": "/dev/null"}),
         _case("cpp IN/pipe -o OUT/chat", words="not a bundle"),
         _case("cpp IN/bundle -o IN/pipe", words="IN/pipe"),
+        _case("redeclare IN/pipe -M 16", words="not a bundle"),
+        _case("redeclare IN/bundle-pipe-model.onnx -M 16 -o OUT/b", words="is a pipe"),
+        _case("redeclare IN/bundle-genai -M 16 -o OUT/b", words="genai_config.json"),
+        _case("redeclare IN/bundle -M 99999999999999999999 -o OUT/b"),
         _case("doctor IN/pipe", (2, 3)),
     ]
 
@@ -174,6 +178,7 @@ def make_inputs(folder: Path, bundle: Path) -> None:
         changed(f"bundle-pipe-{name}", name, os.mkfifo)
     changed("bundle-top_p", "generation_config.json", holding({"do_sample": True, "top_p": "abc"}))
     changed("bundle-eos", "config.json", holding({"eos_token_id": {"a": 1}}))
+    changed("bundle-genai", "genai_config.json", holding({"model": 5}))
     changed("bundle-loop", "chat_template.jinja", lambda path: path.write_text(LOOP))
     changed("bundle-surrogate", "tokenizer_config.json", holding({**config, "bos_token": "\ud800"}))
     changed("bundle-another", "tokenizer.json", holding(another))

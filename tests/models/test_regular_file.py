@@ -24,7 +24,6 @@ from tests.support import REPOSITORY
 # Files that belong to the program or the system, that it wrote itself, or has just found to be regular.
 OTHER_READERS = {
     "models/checkpoints/safetensors_header.py",
-    "export/bundle/clone_file.py",
     "export/output/reservation.py",
     "export/aoti.py",
     "export/preflight.py",
