@@ -40,7 +40,7 @@ def precision(context: CheckContext) -> Outcome:
     if (not finite or weights or vanished) and holding:
         remedy = " or ".join(f"--{wider}" for wider in holding)
         return Outcome("", 1, [f"{name} cannot hold this model: {where}. Export with {remedy}"], figures=figures)
-    told = [*blind[:1], *([f"the first to go is {where}"] if where else [])]
+    told = [*blind[:1], *([f"the first to go: {where}"] if where else [])]
     told += ["no wider precision holds it either: the checkpoint's own numbers are at fault"] if not holding else []
     return Outcome("", len(errors.positions_P), doubts=told, figures=figures)
 

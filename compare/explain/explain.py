@@ -126,6 +126,7 @@ class _Looker:
             return Explanation(None, None, note, where, file=self.file)
         slot = self.earlier_slot(evidence)
         search, note = self.search(evidence, None if slot is None else slot.position)
+        search = None if search is None else replace(search, failed=True)
         found = None if search is None else search.location
         if slot is not None and found is not None and found.call != slot.start:
             slot = None  # what is in the slot now was written by another call, the one that was found

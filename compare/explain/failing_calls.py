@@ -43,8 +43,10 @@ class Walk:
 
 
 _WITHIN = {
-    "spread": "a second walk in the same calls stays within the floor",
-    "chunked": "a second walk in the same chunks stays within the floor",
+    "spread": "a second walk in the same calls stays within the floor: the file does not repeat itself, or fails by "
+    "little and by chance",
+    "chunked": "a second walk in the same chunks stays within the floor: the file does not repeat itself, or fails by "
+    "little and by chance",
     "slots": "outputs and slots of the same calls on an empty cache stay within the floor: what differs is what the "
     "file does with slots that already hold something",
     "greedy": "the logits along the generated tokens stay within the floor when they are given again",

@@ -16,7 +16,7 @@ from blockexport.compare.audits.site_map import SiteMap, map_sites
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED
+from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED, SITE_FACTOR
 from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
@@ -92,6 +92,7 @@ class Search:
         calls: how many there were.
         specimen: what went into the first layer that differs and what came out of it; None where that is not known, or
             the replay is not the artifact.
+        failed: the outputs of these calls leave the floor, whatever is found inside.
     """
 
     location: Location | None
@@ -102,6 +103,7 @@ class Search:
     looked: tuple[range, ...]
     calls: int
     specimen: Specimen | None = None
+    failed: bool = False
 
     @property
     def within(self) -> str:
@@ -113,6 +115,11 @@ class Search:
             which = f"in {'all ' if self.calls > 1 else ''}{_count(self.calls)}, up to position {last}"
         else:
             which = f"in the calls looked into, {len(self.looked)} of {self.calls} (positions {starts}{more})"
+        if self.failed:
+            return (
+                f"no single operation is at fault: each value inside the graph is within {SITE_FACTOR.value:g} times "
+                f"eager's error on the same input, {which}; what leaves the floor is what they add up to"
+            )
         return f"every value inside the graph stays within the floor {which}"
 
     @property

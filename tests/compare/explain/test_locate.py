@@ -199,6 +199,13 @@ def test_where_nothing_differs_it_is_said_of_which_calls(bundles: dict[str, Path
     assert some == nothing + "the calls looked into, 3 of 5 (positions 0 to 6, 9 to 11, 12)"
 
 
+def test_a_failure_without_a_place_is_not_said_to_be_within_the_floor(bundles: dict[str, Path]) -> None:
+    search = locate(ReplayGraph.load(bundles["fp32"] / ONNX_FILE), CHECKPOINT, evidence(bundles["fp32"]), looked=CALLS)
+    told = replace(search, failed=True).sentence
+    assert told.startswith("no single operation is at fault") and "within the floor" not in told
+    assert told.endswith("in all 5 calls, up to position 12; what leaves the floor is what they add up to")
+
+
 def test_a_value_that_is_a_multiple_of_eagers_is_told_its_factor(bundles: dict[str, Path], tmp_path: Path) -> None:
     bench = Bench(bundles["fp32"], EVERYTHING, [1])
     for node in bench.named("self_attn.mul"):
