@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,11 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
+from blockexport.compare.core.check import Verdict
+from blockexport.compare.judge import run_checks
+from blockexport.compare.judged_bundle import bundle_options
+from blockexport.models.checkpoints.safetensors_header import read_header
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from tests.support import smollm2_gguf
@@ -36,6 +43,27 @@ def test_the_report_covers_prefill_decode_and_the_last_slot(bundle: Path) -> Non
     assert report["positions"]["position"][-1] == 511
     greedy = next(check for check in report["checks"] if check["name"] == "greedy")
     assert greedy["verdict"] == "pass"
+
+
+@pytest.mark.full
+def test_one_wrong_weight_is_explained_in_a_minute_of_one_core(bundle: Path, tmp_path: Path) -> None:
+    """In processor time, which a busy machine does not lengthen; measured: 5 s."""
+    name, bad = "model.layers.12.mlp.down_proj.weight", tmp_path / "bad"
+    shutil.copytree(bundle, bad)
+    stored = read_header(bad / "model.safetensors")[name]
+    with (bad / "model.safetensors").open("r+b") as file:
+        file.seek(stored.offset + 4 * 1000)
+        file.write(np.float32(1.0).tobytes())
+    options = bundle_options(bad, checks=("prefill", "parameters"))
+    judgement = run_checks(open_decoder(bad), open_checkpoint(str(smollm2_gguf())), options)
+    assert judgement.report.verdict is Verdict.FAIL
+    start = time.process_time()
+    report = judgement.explained()
+    assert time.process_time() - start < 60
+    assert report.explanation is not None and report.explanation.search is not None
+    location = report.explanation.search.location
+    assert location is not None and (location.layer, location.site) == (12, "down_proj")
+    assert report.explanation.cause_sentences[0].startswith(f"likely cause: {name} differs in 1 of 884,736 values")
 
 
 def test_it_answers(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
