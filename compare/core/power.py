@@ -1,8 +1,7 @@
 """Could a comparison have failed? One that nothing could fail says nothing, and what it calls a pass is none.
 
 The measure is an artifact that has lost half of what the reference says: half of how its outputs vary, at a position or
-from position to position. Where that would be within the limits, nothing is judged. Tokens are compared one by one;
-there the measure is an artifact that draws them by lot.
+from position to position. Where that would be within the limits, nothing is judged.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from blockexport.compare.core.logit_distance import Errors
-from blockexport.compare.core.tolerances import CHANCE, SIGNAL
+from blockexport.compare.core.tolerances import SIGNAL
 
 SPREAD_LEFT = 0.5  # of the reference's spread: outputs that vary less have vanished
 
@@ -51,17 +50,3 @@ def spread_over_positions(outputs_PV: torch.Tensor) -> float | None:
     if len(outputs_PV) < 2:
         return None
     return float(outputs_PV.double().var(0).mean().sqrt())
-
-
-def chance(outputs_PV: torch.Tensor, allowed_P: torch.Tensor) -> float:
-    """The probability that tokens drawn by lot would all do: at each position, those within `allowed` of the best."""
-    best_P1 = outputs_PV.amax(-1, keepdim=True)
-    share_P = (best_P1 - outputs_PV <= allowed_P[:, None]).double().mean(-1)
-    return float(share_P.log().sum().exp())
-
-
-def drawn_by_lot(probability: float) -> list[str]:
-    """Whether tokens drawn by lot could well have passed."""
-    if probability <= CHANCE.value:
-        return []
-    return [f"tokens drawn by lot would pass with a probability of {probability:.2g}"]

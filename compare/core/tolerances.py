@@ -67,11 +67,6 @@ SIGNAL = Tolerance(
     "and 13 % on 2-layer ones with softmax ten times as sharp, each to be multiplied by the limit of 1.5 to 5; on "
     "12-layer ones as sharp as that it was 66 %, and all of their likeliest tokens differed from the reference's.",
 )
-CHANCE = Tolerance(
-    0.05,
-    "Greedy tokens say nothing where ones drawn by lot would pass with a higher probability: the usual level of "
-    "significance. A token is drawn from the whole vocabulary, and passes where it is the reference's or tied with it.",
-)
 UNCHANGED = Tolerance(
     1.0,
     "Where an output must not depend on an input at all, the same call is repeated with the same shapes and only that "
@@ -118,7 +113,6 @@ TABLE: dict[str, Tolerance] = {
     "rounding_rms": ROUNDING_RMS,
     "rounding_max": ROUNDING_MAX,
     "signal": SIGNAL,
-    "chance": CHANCE,
     "unchanged": UNCHANGED,
     "site_factor": SITE_FACTOR,
     "replayed": REPLAYED,

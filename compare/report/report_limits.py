@@ -27,7 +27,6 @@ _WORDS = {
         "judgeable",
         "of the spread of the reference's outputs: where such an error would pass, nothing is judged",
     ),
-    "chance": ("judgeable tokens", "probability of passing by lot above which tokens are not judged"),
     "unchanged": ("unmoved", "units in the last place by which a value that nothing may move can move"),
     "rope_units": ("RoPE table", "units of float32 by which an entry may differ from this machine's"),
     "site_factor": ("value inside the graph", "its error over eager's in the same layer on the same input"),

@@ -7,7 +7,7 @@ import torch
 
 from blockexport.compare.core.check import Outcome, Verdict
 from blockexport.compare.core.logit_distance import measure
-from blockexport.compare.core.power import chance, doubts, drawn_by_lot, lost_in, spread_over_positions
+from blockexport.compare.core.power import doubts, lost_in, spread_over_positions
 
 P, V = 10, 40
 
@@ -37,14 +37,6 @@ def test_outputs_that_do_not_depend_on_the_position() -> None:
     assert spread_over_positions(same) == 0.0 and lost_in("anywhere", 0.0, 0.0)
     assert spread_over_positions(logits()) == pytest.approx(1, rel=0.1)
     assert spread_over_positions(logits()[:1]) is None
-
-
-def test_tokens_drawn_by_lot() -> None:
-    allowed = torch.zeros(P, dtype=torch.float64)
-    assert chance(logits(), allowed) == pytest.approx(V**-P)
-    assert chance(logits(), allowed + 100) == 1.0
-    assert drawn_by_lot(0.04) == [] and "drawn by lot" in drawn_by_lot(0.06)[0]
-    assert drawn_by_lot(float("nan"))
 
 
 @pytest.mark.parametrize(
