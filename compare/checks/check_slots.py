@@ -13,7 +13,7 @@ from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, Judgement, floor_of, judge_errors
-from blockexport.compare.core.nudge import Nudges, looks
+from blockexport.compare.core.nudge import Nudges, looks, weight_of
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
@@ -118,39 +118,44 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
         eager.prefill(inputs[:, call.start : call.stop])
     cached = slots_of_row(eager, positions.stop)
     exact = context.reference.keys_values(context.ids_S[: positions.stop], progress=context.progress)[0]
-    usual = _usual_errors(context) if len(positions) < sum(CALLS) else [[] for _ in cached]
-    for whole in looks(lambda nudges: _whole(context, context.ids_S[: positions.stop], nudges)):
-        outcome, doubtful = _furthest(context, written, exact, [cached, *whole], usual)
+    once = [[measure(given, wanted, positions)] for given, wanted in zip(cached, exact, strict=True)]
+    usual = _usual_errors(context) if len(positions) < sum(CALLS) else [[] for _ in exact]
+    errors = [measure(given, wanted, positions) for given, wanted in zip(written, exact, strict=True)]
+    for whole in looks(lambda nudges: _whole_errors(context, context.ids_S[: positions.stop], exact, nudges)):
+        runs = [one + list(more) for one, more in zip(once, zip(*whole, strict=True), strict=True)]
+        outcome, doubtful = _furthest(context, errors, runs, usual)
         if not doubtful:
             break
     return outcome
 
 
 def _furthest(
-    context: CheckContext,
-    written: list[torch.Tensor],
-    exact: list[torch.Tensor],
-    eager: list[list[torch.Tensor]],
-    usual: list[list[Errors]],
+    context: CheckContext, errors: list[Errors], runs: list[list[Errors]], usual: list[list[Errors]]
 ) -> tuple[Outcome, bool]:
-    """The verdict on the tensor that is furthest from float64, and whether it may be eager's luck."""
-    positions = range(len(written[0]))
+    """The verdict on the tensor that is furthest from float64, and whether it may be the luck of eager's runs."""
     names = [name for name, _ in cache_tensors(context.eager)]
     found: list[tuple[tuple[bool, bool, float], Outcome, bool]] = []
-    for name, given, wanted, more, *runs in zip(names, written, exact, usual, *eager, strict=True):
-        errors = measure(given, wanted, positions)
-        floor = floor_of([measure(run, wanted, positions) for run in runs], context.decoder.dtype)
-        floor = _at_least(floor, errors, more)
-        what = f"{len(names)} tensors, {len(positions)} slots each, of which the {name}"
-        outcome = judge_stretch(context, what, errors, [floor], of_cache=True)
-        judged = judge_errors(errors, floor, has_top1=False)
+    for name, given, eager, more in zip(names, errors, runs, usual, strict=True):
+        floor = _at_least(floor_of(eager, context.decoder.dtype), given, more)
+        what = f"{len(names)} tensors, {len(given.positions_P)} slots each, of which the {name}"
+        outcome = judge_stretch(context, what, given, [floor], of_cache=True)
+        judged = judge_errors(given, floor, has_top1=False)
         found.append(((bool(outcome.complaints), not outcome.doubts, _share(judged)), outcome, judged.doubtful))
     return max(found, key=lambda entry: entry[0])[1:]
 
 
-def _whole(context: CheckContext, ids_S: torch.Tensor, nudges: Nudges) -> list[list[torch.Tensor]]:
-    """Eager's keys and values without a cache, in several runs."""
-    return Reference(context.checkpoint, context.decoder.dtype).keys_values(ids_S, nudges, context.progress)
+def _whole_errors(
+    context: CheckContext, ids_S: torch.Tensor, exact: list[torch.Tensor], nudges: Nudges
+) -> list[list[Errors]]:
+    """Eager's errors in each tensor without a cache, for each of its runs."""
+    whole = Reference(context.checkpoint, context.decoder.dtype).keys_values(ids_S, nudges, context.progress)
+    return [
+        [
+            measure(got, wanted, range(len(ids_S))).weighted(weight_of(nudge))
+            for got, wanted in zip(run, exact, strict=True)
+        ]
+        for nudge, run in zip(nudges, whole, strict=True)
+    ]
 
 
 def _usual_errors(context: CheckContext) -> list[list[Errors]]:
@@ -159,11 +164,10 @@ def _usual_errors(context: CheckContext) -> list[list[Errors]]:
     The few numbers in one or two slots can come out far closer to the exact ones than eager usually does, and in some
     tensor they do.
     """
-    positions = range(sum(CALLS))
-    ids_S = (context.ids_S[:1] + torch.arange(len(positions))) % context.config.vocab_size
+    ids_S = (context.ids_S[:1] + torch.arange(sum(CALLS))) % context.config.vocab_size
     exact = context.reference.keys_values(ids_S, progress=context.progress)[0]
-    whole = next(looks(lambda nudges: _whole(context, ids_S, nudges)))
-    return [[measure(got, wanted, positions) for got in runs] for wanted, *runs in zip(exact, *whole, strict=True)]
+    whole = next(looks(lambda nudges: _whole_errors(context, ids_S, exact, nudges)))
+    return [list(runs) for runs in zip(*whole, strict=True)]
 
 
 def _at_least(floor: Floor, errors: Errors, usual: Sequence[Errors]) -> Floor:

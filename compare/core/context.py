@@ -11,7 +11,7 @@ import torch
 
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.nudge import Nudges, looks
+from blockexport.compare.core.nudge import Nudges, looks, weight_of
 from blockexport.compare.core.position_plan import Plan
 from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
@@ -180,10 +180,12 @@ class CheckContext:
         whole = Reference(self.checkpoint, self.decoder.dtype, headless=self.decoder.headless)
         return [
             [
-                measure(outputs, expected, positions)
+                measure(outputs, expected, positions).weighted(weight_of(nudge))
                 for outputs, expected, positions in zip(run, self.expected, self._positions, strict=True)
             ]
-            for run in whole.runs(self._sequences, self._positions, nudges, self.progress)
+            for nudge, run in zip(
+                nudges, whole.runs(self._sequences, self._positions, nudges, self.progress), strict=True
+            )
         ]
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -46,6 +46,10 @@ class Errors:
         where = {int(p): i for i, p in enumerate(self.positions_P)}
         index = torch.tensor([where[p] for p in positions], dtype=torch.int64)
         return Errors(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def weighted(self, weight: float) -> Errors:
+        """The same with every distance times `weight`."""
+        return replace(self, rms_P=weight * self.rms_P, max_P=weight * self.max_P)
 
     @staticmethod
     def join(parts: Sequence[Errors]) -> Errors:

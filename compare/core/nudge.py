@@ -4,7 +4,8 @@ At one position eager's error is one sample of a random quantity: where two atte
 happens to come out right, another order of sums gives ten times as much or as little. Runs that permute their sums do
 not show it in half precision, where all of them round to the same values. So a run is repeated with its stream moved by
 a unit in the last place here and there, as random rounding does (Vignes' CESTAC method, 1974, takes three such runs):
-what follows is rounded anew, and the spread of the runs is the sensitivity of each position.
+what follows is rounded anew, and the spread of the runs is the sensitivity of each position. A second look moves it by
+more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 RUNS = 3
 MORE_RUNS = 12  # where an artifact leaves the floor of those at a few positions
+LARGE = 8  # units in the last place by which those move the stream; their error counts divided by it
 SHARE = 1 / 6
 """Of the values that are moved where a layer begins. One rounding has a variance of 1/12 of a squared unit in the last
 place, and a layer rounds its stream twice, once for each addition: this share of whole units has the same variance."""
@@ -23,6 +25,8 @@ place, and a layer rounds its stream twice, once for each addition: this share o
 
 class Nudge:
     """Moves some values of a tensor to a neighbouring one of its type; which ones depends on the seed alone."""
+
+    weight = 1.0  # of the error of a run with it
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -37,6 +41,21 @@ class Nudge:
         return (x.contiguous().view(integers) + steps * movable).view(x.dtype)
 
 
+class LargeNudge(Nudge):
+    """Moves every value by several units, as noise `LARGE` times as large as one unit would.
+
+    Where the error grows with the noise, an eighth of it is what a small nudge shows. Where two scores tie and a
+    rounding decides which token is looked at, small nudges may all fall on one side, and these do not.
+    """
+
+    weight = 1 / LARGE
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` of any shape and floating type, moved."""
+        noise = torch.randn(x.shape, generator=self._generator, dtype=x.dtype)
+        return x * (1 + LARGE * torch.finfo(x.dtype).eps * noise)
+
+
 Nudges = Sequence[Nudge | None]
 """One for each of several runs; None leaves a run as it is."""
 
@@ -45,7 +64,12 @@ Result = TypeVar("Result")
 
 def looks(run: Callable[[Nudges], list[Result]]) -> Iterator[list[Result]]:
     """What `run` makes of the runs that a floor needs, one as it is and `RUNS` that round anew; then, for a second
-    look, of these and `MORE_RUNS` further ones, which are made only when asked for."""
+    look, of these and `MORE_RUNS` with larger nudges, which are made only when asked for."""
     first = run((None, *(Nudge(seed) for seed in range(RUNS))))
     yield first
-    yield first + run([Nudge(seed) for seed in range(RUNS, RUNS + MORE_RUNS)])
+    yield first + run([LargeNudge(seed) for seed in range(MORE_RUNS)])
+
+
+def weight_of(nudge: Nudge | None) -> float:
+    """What the error of a run with it counts."""
+    return 1.0 if nudge is None else nudge.weight

@@ -37,8 +37,9 @@ MAX_FACTOR = Tolerance(
     "Largest difference at a single position, over the largest of eager's runs there. One run is a matter of luck: the "
     "same 328 stretches lay up to 34 times from the larger of two runs that round alike, and 35 of them over 8. Of "
     "four runs, three of which round anew, the largest was 8.5, at one position of one model where two scores tie in "
-    "bf16; with eight such runs, 5.0. A file that leaves the first floor at no more than an eighth of the positions "
-    "is therefore held to a second, of fifteen. A defect confined to one position (a stale slot) moves logits by a "
+    "bf16. A file that leaves the first floor at no more than an eighth of the positions is therefore held to a "
+    "second one, from twelve runs moved by eight units, whose errors count an eighth: with four such runs and four "
+    "of the first kind the largest was 3.2. A defect confined to one position (a stale slot) moves logits by a "
     "thousand times the floor.",
 )
 TIE_FACTOR = Tolerance(

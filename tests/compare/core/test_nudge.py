@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockexport.compare.core.nudge import MORE_RUNS, RUNS, SHARE, Nudge, Nudges, looks
+from blockexport.compare.core.logit_distance import measure
+from blockexport.compare.core.nudge import LARGE, MORE_RUNS, RUNS, SHARE, LargeNudge, Nudge, Nudges, looks, weight_of
 from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 
@@ -56,10 +57,21 @@ def test_keys_and_values_too(tiny: Checkpoint) -> None:
 def test_the_second_look_is_made_only_when_asked_for() -> None:
     made: list[int] = []
 
-    def run(nudges: Nudges) -> list[int]:
+    def run(nudges: Nudges) -> list[float]:
         made.append(len(nudges))
-        return list(range(len(nudges)))
+        return [weight_of(nudge) for nudge in nudges]
 
     looked = looks(run)
-    assert len(next(looked)) == 1 + RUNS and made == [1 + RUNS]
-    assert len(next(looked)) == 1 + RUNS + MORE_RUNS and made == [1 + RUNS, MORE_RUNS]
+    assert next(looked) == [1.0] * (1 + RUNS) and made == [1 + RUNS]
+    assert next(looked) == [1.0] * (1 + RUNS) + [1 / LARGE] * MORE_RUNS and made == [1 + RUNS, MORE_RUNS]
+
+
+def test_an_eighth_of_a_large_nudge_is_as_much_noise_as_a_small_one(tiny: Checkpoint) -> None:
+    exact = Reference(tiny).run([IDS], [range(40)])[0]
+    nudges = (Nudge(0), LargeNudge(0))
+    runs = Reference(tiny, torch.float32).runs([IDS], [range(40)], nudges)
+    small, large = (
+        measure(run, exact, range(40)).weighted(weight_of(nudge)) for nudge, (run,) in zip(nudges, runs, strict=True)
+    )
+    assert small.rms / 3 < large.rms < small.rms * 3
+    assert small.max_P.median() / 3 < large.max_P.median() < small.max_P.median() * 3
