@@ -77,6 +77,8 @@ class GrowingCacheDecoder(ForeignDecoder):
 
     @staticmethod
     def _turned_back(outputs_BSV: torch.Tensor, padding_B: torch.Tensor) -> torch.Tensor:
+        if outputs_BSV.dim() != 3 or len(outputs_BSV) != len(padding_B):
+            return outputs_BSV  # of a wrong shape, which the caller finds
         if outputs_BSV.shape[1] == 1 or not bool((padding_B > 0).any()):
             return outputs_BSV
         shifts = padding_B.tolist()

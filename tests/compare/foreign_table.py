@@ -123,7 +123,8 @@ def swapped_caches(path: Path, folder: Path) -> Path:
     """A copy of a file that gives layer 1's keys as values and its values as keys."""
 
     def change(model: onnx.ModelProto) -> None:
-        names = sorted(value.name for value in model.graph.output if value.name != "logits")
+        caches = [value for value in model.graph.output if len(value.type.tensor_type.shape.dim) == 4]
+        names = sorted(value.name for value in caches)
         key, value = names[2:4]
         other = {key: value, value: key}
         for node in model.graph.node:

@@ -72,6 +72,13 @@ def test_the_whole_table(
     if convention == "StaticCache" and family in ("mistral-window", "qwen2-mixed"):
         pytest.skip("transformers gives a static cache under a window a ring of slots, which no convention here has")
     files = CONVENTIONS[convention](foreign, family, tmp_path)
+    if (convention, family) == ("genai", "mistral-window"):
+        # onnxruntime-genai 0.18 writes local_window_size -1 for the CPU: its own export is the one without a window.
+        capsys.readouterr()
+        assert compare(files, foreign.source(family), *SHORT, "--check", "prefill", "--json") == 1
+        said = " ".join(json.loads(capsys.readouterr().out)["explanation"]["sentences"])
+        assert "GroupQueryAttention" in said and WRONG["window dropped"][1] in said
+        return
     assert compare(files, foreign.source(family), *SHORT, "--no-explain") == 0
     made = {wrong: wrong_is_found(wrong, convention, family, foreign, tmp_path, capsys) for wrong in WRONG}
     assert {wrong: said for wrong, said in made.items() if said} == {}

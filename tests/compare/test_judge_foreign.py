@@ -14,6 +14,7 @@ from onnx import helper
 
 from blockexport.cli.main import main
 from tests.foreign_files import ForeignExports, changed, give_last_logits, with_theta
+from tests.output_cuts import CUTS
 
 THETA = 500_000.0  # of the checkpoints that are wrong; the models are made with 10,000
 APPLIES = {"prefill", "decode", "spread", "causality", "batch", "greedy"}
@@ -128,6 +129,13 @@ def test_a_mask_that_is_not_heeded_fails_the_batch(
     path = changed(made / "growing.onnx", tmp_path / "odd.onnx", _mask_dropped)
     verdicts, _ = judged(path, made / "source", capsys, "--check", "batch", "--check", "decode", code=1)
     assert verdicts == {"decode": "pass", "batch": "fail"}
+
+
+def test_one_row_of_two_fails_the_batch(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(made / "growing.onnx", tmp_path / "odd.onnx", CUTS["one row"][0])
+    verdicts, report = judged(path, made / "source", capsys, "--check", "batch", "--check", "decode", code=1)
+    assert verdicts == {"decode": "pass", "batch": "fail"}
+    assert "logits comes out as [1, " in report["checks"][1]["message"]  # type: ignore[index]
 
 
 def test_last_logits_only(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

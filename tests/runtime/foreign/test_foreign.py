@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper
 
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
-from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.foreign.foreign_convention import recognise
@@ -29,6 +30,7 @@ from tests.foreign_files import (
     keep_some_logits,
     take_int32,
 )
+from tests.output_cuts import CUTS
 
 SLOTS = 40
 
@@ -168,6 +170,22 @@ def test_a_batch_of_one_and_no_mask_are_reasons_against_rows(
 
     secretly = opened(changed(files["growing"], tmp_path / "secretly.onnx", fix_batch_of_ids), source)
     assert "does not run with rows of unequal length: ONNX Runtime" in (secretly.foreign.no_rows or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("growing", name) for name in CUTS), ("shared", "one row"), ("shared", "one column")],
+)
+def test_an_output_of_another_shape_is_the_files_fault(
+    kind: str, name: str, files: dict[str, Path], source: Path, tmp_path: Path
+) -> None:
+    """What opens may not raise it: the checks find it, in the calls that show it."""
+    cut, output = CUTS[name]
+    decoder = opened(changed(files[kind], tmp_path / "cut.onnx", cut), source)
+    assert (decoder.foreign.no_rows, decoder.last_logits_only) == (None, False)
+    decoder.reset(2)
+    with pytest.raises(ArtifactError, match=rf"{re.escape(output)} comes out as .* and should be \[2, .*\], on 2 x 9 "):
+        decoder.prefill(ids(2, 9, 1))
 
 
 Change = Callable[[onnx.ModelProto], None]
