@@ -105,11 +105,17 @@ class ForeignDecoder(Decoder):
         if not (graph.convention.one_token and inputs.shape[1] > 1):
             return self._call_graph(graph, inputs, position_ids_BS)
         steps = zip(inputs.split(1, 1), position_ids_BS.split(1, 1), strict=True)
-        observer, self.observer = self.observer, None  # which is told of whole calls
+        observer, told = self.observer, dict[str, list[torch.Tensor]]()
+        if observer is not None:
+            self.observer = lambda key, value: told.setdefault(key, []).append(value)
         try:
-            return torch.cat([self._call_graph(graph, ids_B1, at_B1) for ids_B1, at_B1 in steps], 1)
+            outputs = torch.cat([self._call_graph(graph, ids_B1, at_B1) for ids_B1, at_B1 in steps], 1)
         finally:
             self.observer = observer
+        for key, values in told.items():
+            assert observer is not None
+            observer(key, values[-1] if ".cache_" in key else _joined(values))
+        return outputs
 
     def _call_graph(self, graph: ForeignGraph, ids_BS: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """One call of a graph."""
@@ -177,3 +183,9 @@ class ForeignDecoder(Decoder):
         if self.first.convention.one_token:
             return "the file takes one token in each call, so rows of unequal length cannot be padded"
         return None
+
+
+def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A value of one row in calls of one token each, as it would be in one call: along the token's axis."""
+    axis = max((axis for axis in range(values[0].dim() - 1) if values[0].shape[axis] == 1), default=0)
+    return torch.cat(list(values), axis)

@@ -161,6 +161,8 @@ def wrong_pair(wrong: str, convention: str, files: Files, source: Path, folder: 
     change = one_weight if wrong == "one weight" else swapped_caches
     if convention == "optimum, merged":
         return None  # what is wrong would be in one of its branches
+    if convention == "DynamicCache" and wrong == "swapped caches":
+        return None  # its outputs have no names that could be swapped: they are found by what is in them
     other = {
         path: change(path, folder / f"{at}") if path == steps or wrong == "one weight" else path
         for at, path in enumerate(paths)
