@@ -248,7 +248,7 @@ def build_engine(
 
 def open_decoder(
     bundle: str | Path,
-    backend: str = "onnxruntime",
+    backend: str | None = None,
     *,
     max_sequence_length: int | None = None,
     model: str | None = None,
@@ -260,7 +260,7 @@ def open_decoder(
 
     Args:
         bundle: the folder.
-        backend: what runs it.
+        backend: what runs it; ONNX Runtime by default.
         max_sequence_length: cache slots M, when other than the bundle's.
         model: where the source checkpoint is, for the backend `eager`; by default where the manifest says.
         low_memory: map the weights instead of repacking them (ONNX Runtime).
@@ -271,11 +271,12 @@ def open_decoder(
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact.
     """
+    from blockexport.runtime.backends import ONNXRUNTIME
     from blockexport.runtime.open import open_decoder as opened
 
     return opened(
         Path(bundle),
-        backend,
+        backend or ONNXRUNTIME.name,
         max_sequence_length=max_sequence_length,
         model=model,
         low_memory=low_memory,

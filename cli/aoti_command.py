@@ -67,7 +67,7 @@ def aoti(
         use_threads(threads)
         return _add(Path(model), source, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
     if output is None or source is not None:
-        raise UsageError(f"{model} is no bundle: name one with -o BUNDLE, which is made first (and leave out --model)")
+        raise UsageError(f"{model} is not a bundle: name one to make first with -o BUNDLE (and leave out --model)")
     require_compiler()  # not after the export
     use_threads(threads)
     code = export(model, output, compare=not no_compare, no_explain=no_explain, force=force, quiet=quiet)

@@ -25,7 +25,7 @@ def compare(
     bundle: Annotated[
         Path | None,
         typer.Argument(
-            metavar="BUNDLE", help="Folder that `blockexport onnx` made (left away with --onnx).", show_default=False
+            metavar="BUNDLE", help="Folder that `blockexport onnx` made (omitted with --onnx).", show_default=False
         ),
     ] = None,
     backend: Annotated[
@@ -77,9 +77,7 @@ def compare(
     no_explain: NoExplain = False,
     decode_steps: Annotated[
         int | None,
-        typer.Option(
-            "--decode-steps", metavar="N", min=1, help="Teacher-forced steps behind the prefill. Default: 64."
-        ),
+        typer.Option("--decode-steps", metavar="N", min=1, help="Teacher-forced steps after the prefill. Default: 64."),
     ] = None,
     max_sequence_length: Annotated[
         int | None,

@@ -27,7 +27,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Observation:
     """One line of the report. `bad` means that the way from a checkpoint to a proven bundle is blocked; `note` that
     something optional is missing. `remedy` is what to do, empty when nothing is to be done."""
 
@@ -44,7 +44,7 @@ def doctor(
     ] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Look at Python, libraries, execution providers, GPU and disk, and say what to mend.
+    """Look at Python, libraries, execution providers, GPU and disk, and say what to fix.
 
     Exits 0 when a checkpoint can be exported and proven on this machine's CPU, and 3 when it cannot. What is only
     optional (a GPU, TensorRT, reflinks) is reported and does not change the exit code.
@@ -60,9 +60,9 @@ def doctor(
     raise typer.Exit(0 if works else 3)
 
 
-def examine(folder: Path) -> list[Finding]:
+def examine(folder: Path) -> list[Observation]:
     """Every finding, in the order of the report. A check that fails unexpectedly is itself a bad finding."""
-    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    checks: tuple[tuple[str, Callable[[], Iterator[Observation]]], ...] = (
         ("machine", _machine),
         ("libraries", _libraries),
         ("ONNX Runtime", _onnx_runtime),
@@ -72,18 +72,18 @@ def examine(folder: Path) -> list[Finding]:
         ("backends", _backends),
         ("disk", lambda: _disk(folder)),
     )
-    findings: list[Finding] = []
+    findings: list[Observation] = []
     for name, check in checks:
         try:
             findings.extend(check())
         except Exception as error:  # a broken library can fail in any way, and saying so is what doctor is for
             findings.append(
-                Finding(name, f"{type(error).__name__}: {error}", "bad", "reinstall what the message names")
+                Observation(name, f"{type(error).__name__}: {error}", "bad", "reinstall what the message names")
             )
     return findings
 
 
-def _print(findings: list[Finding], works: bool) -> None:
+def _print(findings: list[Observation], works: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -99,7 +99,7 @@ def _print(findings: list[Finding], works: bool) -> None:
     out.print(
         "This machine can export a checkpoint and prove the bundle on its CPU."
         if works
-        else "This machine cannot export and prove a bundle yet: mend what is marked XX.",
+        else "This machine cannot export and prove a bundle yet: fix what is marked XX.",
     )
 
 
@@ -111,46 +111,46 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def _machine() -> Iterator[Finding]:
-    yield Finding("blockexport", installed_version("blockexport") or "run from source")
-    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
-    yield Finding("machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores")
+def _machine() -> Iterator[Observation]:
+    yield Observation("blockexport", installed_version("blockexport") or "run from source")
+    yield Observation("Python", f"{platform.python_version()} ({sys.executable})")
+    yield Observation("machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores")
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        yield Finding("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB")
+        yield Observation("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB")
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[Observation]:
     for name in _LIBRARIES:
         version = installed_version(name)
         if version is None:
-            yield Finding(name, "not installed", "bad", f"pip install {name}")
+            yield Observation(name, "not installed", "bad", f"pip install {name}")
         else:
-            yield Finding(name, version)
+            yield Observation(name, version)
 
 
-def _onnx_runtime() -> Iterator[Finding]:
+def _onnx_runtime() -> Iterator[Observation]:
     wheels = {name: version for name in _ONNX_RUNTIMES if (version := installed_version(name)) is not None}
     if not wheels:
-        yield Finding(
+        yield Observation(
             "onnxruntime", "not installed: bundles can be written, not run or proven", "bad",
             "pip install onnxruntime, or onnxruntime-gpu for CUDA",
         )  # fmt: skip
         return
     value = ", ".join(f"{name} {version}" for name, version in wheels.items())
     if len(wheels) > 1:
-        yield Finding(
+        yield Observation(
             "onnxruntime", f"{value}: both write the folder onnxruntime, so the later one broke the other", "bad",
             "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want",
         )  # fmt: skip
         return
-    yield Finding("onnxruntime", value)
+    yield Observation("onnxruntime", value)
     runtime = importlib.import_module("blockexport.runtime.onnx_session").ort
     providers = runtime.get_available_providers()
-    yield Finding("execution providers", ", ".join(name.removesuffix("ExecutionProvider") for name in providers))
+    yield Observation("execution providers", ", ".join(name.removesuffix("ExecutionProvider") for name in providers))
     yield _dialect(runtime)
 
 
-def _dialect(runtime: Any) -> Finding:
+def _dialect(runtime: Any) -> Observation:
     """Run TensorScatter, the newest operator that a bundle's graph uses, on three numbers."""
     from onnx import TensorProto, helper
 
@@ -169,7 +169,7 @@ def _dialect(runtime: Any) -> Finding:
     return _run_probe(runtime, model.SerializeToString())
 
 
-def _run_probe(runtime: Any, model: bytes) -> Finding:
+def _run_probe(runtime: Any, model: bytes) -> Observation:
     import numpy as np
 
     try:
@@ -184,73 +184,73 @@ def _run_probe(runtime: Any, model: bytes) -> Finding:
         (present,) = session.run(None, feeds)
     except Exception as error:
         reason = str(error).splitlines()[0]
-        return Finding("opset 24", f"refused: {reason}", "bad", "pip install --upgrade onnxruntime")
+        return Observation("opset 24", f"refused: {reason}", "bad", "pip install --upgrade onnxruntime")
     if present.ravel().tolist() != [0.0, 0.0, 1.0]:
-        return Finding("opset 24", f"TensorScatter gave {present.ravel().tolist()}", "bad", "reinstall onnxruntime")
-    return Finding("opset 24", "TensorScatter runs")
+        return Observation("opset 24", f"TensorScatter gave {present.ravel().tolist()}", "bad", "reinstall onnxruntime")
+    return Observation("opset 24", "TensorScatter runs")
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu() -> Iterator[Observation]:
     import torch
 
     if not torch.cuda.is_available():
         build = f"torch is a CUDA {torch.version.cuda} build" if torch.version.cuda else "torch is a CPU build"
-        yield Finding("GPU", f"none that torch can use ({build})", "note")
+        yield Observation("GPU", f"none that torch can use ({build})", "note")
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"compute capability {properties.major}.{properties.minor}"
-        yield Finding(f"GPU {index}", f"{properties.name}, {capability}, {properties.total_memory / _GIB:.0f} GiB")
+        yield Observation(f"GPU {index}", f"{properties.name}, {capability}, {properties.total_memory / _GIB:.0f} GiB")
 
 
-def _tensorrt() -> Iterator[Finding]:
+def _tensorrt() -> Iterator[Observation]:
     for module, package in ((one.library.module, one.library.distribution) for one in ENGINES if one.library):
         version = installed_version(module)
         if version is None:
-            yield Finding(module, "not installed", "note", f"for engines: pip install {package}")
+            yield Observation(module, "not installed", "note", f"for engines: pip install {package}")
             continue
         try:
             importlib.import_module(module)
         except Exception as error:  # the wheel is there, its libraries are not
-            yield Finding(
+            yield Observation(
                 module, f"{version}, but does not load: {error}", "note", f"pip install --force-reinstall {module}"
             )
         else:
-            yield Finding(module, version)
+            yield Observation(module, version)
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[Observation]:
     from blockexport.export.aoti import compiler_name, require_compiler
     from blockexport.models.errors import NotJudgedError
 
     try:
         require_compiler()
     except NotJudgedError as error:
-        yield Finding("C++ compiler", "none that runs", "note", f"for `blockexport aoti` and `cpp`: {error}")
+        yield Observation("C++ compiler", "none that runs", "note", f"for `blockexport aoti` and `cpp`: {error}")
     else:
-        yield Finding("C++ compiler", compiler_name())
+        yield Observation("C++ compiler", compiler_name())
 
 
-def _backends() -> Iterator[Finding]:
+def _backends() -> Iterator[Observation]:
     """What `--backend` takes, and whether what it needs is installed."""
     for backend in BACKENDS:
         where, library = f"on {' or '.join(backend.devices)}", backend.library
         if library is None or library.versions():
-            yield Finding(f"--backend {backend.name}", f"installed, runs {where}")
+            yield Observation(f"--backend {backend.name}", f"installed, runs {where}")
         else:
             remedy = f"pip install {library.distribution}"
-            yield Finding(f"--backend {backend.name}", f"not installed; runs {where}", "note", remedy)
+            yield Observation(f"--backend {backend.name}", f"not installed; runs {where}", "note", remedy)
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
+def _disk(folder: Path) -> Iterator[Observation]:
     if not os.access(folder, os.W_OK):
-        yield Finding("folder", f"{folder.resolve()} cannot be written to", "bad", "choose another folder")
+        yield Observation("folder", f"{folder.resolve()} cannot be written to", "bad", "choose another folder")
         return
-    yield Finding("folder", f"{folder.resolve()}, {shutil.disk_usage(folder).free / _GIB:.1f} GiB free")
+    yield Observation("folder", f"{folder.resolve()}, {shutil.disk_usage(folder).free / _GIB:.1f} GiB free")
     if supports_reflinks(folder):
-        yield Finding("reflinks", "yes: a weights file is cloned without copying its bytes")
+        yield Observation("reflinks", "yes: a weights file is cloned without copying its bytes")
     else:
-        yield Finding("reflinks", "no: a weights file is copied at the disk's speed", "note")
+        yield Observation("reflinks", "no: a weights file is copied at the disk's speed", "note")
 
 
 def supports_reflinks(folder: Path) -> bool:

@@ -82,7 +82,7 @@ def generate(
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
     from blockexport.runtime.text.generate import generate as start
 
-    read_manifest(bundle)  # what is no bundle is told so before its tokenizer is missed
+    read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
     text = _read_prompt(prompt)
     tokenizer = BundleTokenizer(bundle)
     options = tokenizer.sampling_options(temperature, top_k, top_p, seed)

@@ -39,7 +39,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 GARBAGE_THRESHOLD = 100_000  # new objects between two looks for garbage
 
-# What the operating system refuses for a reason that the user can mend; other errors of the system are our bugs.
+# What the operating system refuses for a reason that the user can fix; other errors of the system are our bugs.
 _REMEDIES = {
     errno.ENOSPC: "free some space, or choose a folder on another device",
     errno.EDQUOT: "your quota is used up: free some space, or choose a folder on another device",
@@ -93,7 +93,7 @@ app.command("selftest", short_help="Replay a bundle's golden vectors on this mac
 app.command("redeclare", short_help="Give a bundle another number of cache slots.")(redeclare)
 app.command("aoti", short_help="Compile a bundle's model for programs with libtorch.")(aoti)
 app.command("cpp", short_help="Write a C++ project that chats with a bundle.")(cpp)
-app.command("doctor", short_help="Say what this machine can do, and what to mend.")(doctor)
+app.command("doctor", short_help="Say what this machine can do, and what to fix.")(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

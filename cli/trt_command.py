@@ -13,7 +13,7 @@ import typer
 from blockexport.cli import console
 from blockexport.cli.exporting import export, one_precision
 from blockexport.cli.judging import NoExplain, Threads, use_threads
-from blockexport.cli.trt_summary import tell_engine
+from blockexport.cli.trt_summary import print_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def trt(
         typer.Option(
             "--compute-capability",
             metavar="8.9",
-            help="GPU generation to build for, as NVIDIA numbers them; tensorrt-rtx only. May be repeated: one engine "
+            help="Compute capability of the GPU to build for; tensorrt-rtx only. May be repeated: one engine "
             "then serves all of them. Default: the GPU in the machine.",
         ),
     ] = None,
@@ -218,7 +218,7 @@ def trt(
         )
     if timing_cache is not None and times is not None:
         _write_timing_cache(timing_cache, times)
-    tell_engine(folder, name, manifest, as_json=as_json)
+    print_engine(folder, name, manifest, as_json=as_json)
     return code
 
 
@@ -252,7 +252,7 @@ def _named_output(model: str, output: Path | None, precision: Precision | None) 
     from blockexport.models.errors import UsageError
 
     if output is None:
-        raise UsageError(f"{model} is not a bundle, so the engine needs one to lie in: name it with -o BUNDLE")
+        raise UsageError(f"{model} is not a bundle, and an engine is added to one: name it with -o BUNDLE")
     if precision is None:
         raise UsageError("say in which precision: --fp16, --bf16 or --fp32")
     return output

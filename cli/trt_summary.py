@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from blockexport.export.tensorrt.trt_engine import EngineEntry
 
 
-def tell_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
+def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
     """Print the entry of the engine `name`: its size, audit and profiles, or all of it as JSON."""
     from blockexport.export.tensorrt.trt_engine import engines_of
 

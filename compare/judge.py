@@ -45,7 +45,7 @@ class JudgeOptions:
     Attributes:
         backend: name of the backend behind the decoder, one of `runtime.backends.BACKENDS`.
         checks: names of the checks to run; all that apply when empty.
-        decode_steps: teacher-forced steps behind the prefill; 64, or what fits, when None.
+        decode_steps: teacher-forced steps after the prefill; 64, or what fits, when None.
         prefill: tokens of the prompt; 256, or what fits, when None.
         encode: the bundle's tokenizer, where it has one.
         text: what to judge on instead of the built-in passage; needs `encode`.

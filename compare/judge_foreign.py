@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from blockexport.compare.audits.artifact_weights import initialisers
+from blockexport.compare.audits.artifact_weights import initializers
 from blockexport.compare.audits.quantised_weights import (
     QuantisedCheckpoint,
     is_quantised,
@@ -51,7 +51,7 @@ def judge_foreign(
             graph each.
         model: the checkpoint, as `open_checkpoint` takes it; its tokenizer reads the text.
         checks: names of the checks to run; all that apply when empty.
-        decode_steps: teacher-forced steps behind the prefill.
+        decode_steps: teacher-forced steps after the prefill.
         max_sequence_length: tokens a row may hold; see `open_foreign`.
         mapped: `ROLE=NAME` for inputs and outputs whose names are not known; see `names.read_map`.
         locate: look inside even where every check passes.
@@ -75,7 +75,7 @@ def judge_foreign(
         encode=_encoder(checkpoint),
         text=text,
         token_ids=token_ids,
-        weights=lambda: initialisers(files[0].model, files[0].path.parent),
+        weights=lambda: initializers(files[0].model, files[0].path.parent),
         explain=lambda context, results: explain(context, results, lambda: watch_foreign(decoder), always=locate),
         locate=locate,
     )

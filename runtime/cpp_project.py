@@ -35,13 +35,13 @@ def write_project(
     """Write CMakeLists.txt, main.cpp, selftest.cpp and paths.cmake into `output`; returns their names.
 
     Raises:
-        UsageError: an unknown back end, two that exclude each other, something in the way, or a place that holds an
+        UsageError: an unknown backend, two that exclude each other, something in the way, or a place that holds an
             input or lies in one. `force` writes into a folder that is not empty and replaces files of an older project
             that are as they were written.
     """
     for backend in backends:
         if backend not in CPP_BACKENDS:
-            raise UsageError(f"no back end {backend!r} in C++: there are {', '.join(CPP_BACKENDS)}")
+            raise UsageError(f"no backend {backend!r} in C++: there are {', '.join(CPP_BACKENDS)}")
     engines = [backend.name for backend in ENGINES if backend.name in backends]
     if len(engines) > 1:
         raise UsageError(f"{' and '.join(engines)} have the same symbols and do not fit into one program: choose one")

@@ -97,7 +97,7 @@ SHARPNESS = (1, 3, 5, 10, 30, 100)
 def draw_sharp(seed: int) -> Drawn:
     """As `draw`, in every precision, with two layers or twelve, and a softmax up to a hundred times as sharp.
 
-    A trained head may look at one token alone; there two scores that tie decide about everything behind them.
+    A trained head may look at one token alone; there two scores that tie decide about everything after them.
     """
     drawn, chance = draw(seed), random.Random(f"sharp {seed}")
     layers = chance.choice((2, 2, 2, 12))

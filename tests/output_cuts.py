@@ -1,4 +1,4 @@
-"""ONNX files whose outputs, when they run, are of another shape than they declare: slices put behind them."""
+"""ONNX files whose outputs, when they run, are of another shape than they declare: slices put after them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def write_folder(folder: Path, config: ModelConfig, weights: Mapping[str, torch.
 
 
 def write_odd_folder(folder: Path) -> tuple[ModelConfig, Weights]:
-    """A checkpoint whose float32 tensors lie off the grid of four bytes, behind a float16 vector of odd length."""
+    """A checkpoint whose float32 tensors lie off the grid of four bytes, after a float16 vector of odd length."""
     config = small_config(num_hidden_layers=1, hidden_size=15, head_dim=4)
     weights = small_weights(config)
     weights["model.norm.weight"] = weights["model.norm.weight"].half()

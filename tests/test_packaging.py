@@ -65,7 +65,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the wheel, and this one's libraries (but not its editable blockexport) behind
+    """A new virtual environment with the wheel, and this one's libraries (but not its editable blockexport) after
     it: a path file adds a folder without running the path files in it."""
     folder = tmp_path_factory.mktemp("installed")
     check([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], cwd=folder)

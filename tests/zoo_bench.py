@@ -30,7 +30,7 @@ class Bench:
         self._count = 0
 
     def value(self, name: str) -> ir.Value:
-        """A value by its name: an input, an initialiser or a node's output."""
+        """A value by its name: an input, an initializer or a node's output."""
         for value in (*self.graph.inputs, *self.graph.initializers.values()):
             if value.name == name:
                 return value
@@ -62,7 +62,7 @@ class Bench:
         return node.outputs[0]
 
     def constant(self, value: Any, dtype: str = "int64") -> ir.Value:
-        """A new initialiser."""
+        """A new initializer."""
         self._count += 1
         name = f"spoilt_{self._count}"
         tensor = ir.tensor(np.asarray(value, dtype), name=name)
@@ -119,7 +119,7 @@ class Bench:
 
 
 def _ancestors(value: ir.Value) -> list[ir.Node]:
-    """The new nodes behind a value (those put in by the bench), itself included."""
+    """The new nodes after a value (those put in by the bench), itself included."""
     found, front = [], [value.producer()]
     while front:
         node = front.pop()

@@ -297,7 +297,7 @@ def relayer(*mapping: int) -> Spoil:
 
 
 def dropout(bench: Bench) -> None:
-    # A training flag that is computed: ONNX Runtime drops the node where the flag is an initialiser, whatever it says.
+    # A training flag that is computed: ONNX Runtime drops the node where the flag is an initializer, whatever it says.
     size = bench.add("Squeeze", bench.add("Shape", "position_ids", start=0, end=1))
     ratio, training = bench.constant(0.1, "float32"), bench.add("Greater", size, bench.constant(0))
     for node in bench.named("mlp.mul"):

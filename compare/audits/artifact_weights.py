@@ -42,7 +42,7 @@ class ArtifactWeights:
 def artifact_weights(folder: Path, file: str | None) -> Callable[[], ArtifactWeights] | None:
     """Gives the weights in the file that a backend runs; None where it runs none of the bundle that can be read.
 
-    In the ONNX file these are the floating-point initialisers of one dimension or more: scalars are constants of the
+    In the ONNX file these are the floating-point initializers of one dimension or more: scalars are constants of the
     graph, and integers are indices.
     """
     readers = {ONNX_FILE: _onnx_weights, PT2_FILE: _pt2_weights, AOTI_FILE: _aoti_weights}
@@ -54,11 +54,11 @@ def artifact_weights(folder: Path, file: str | None) -> Callable[[], ArtifactWei
 def _onnx_weights(path: Path) -> ArtifactWeights:
     import onnx
 
-    return initialisers(onnx.load(path, load_external_data=False), path.parent)
+    return initializers(onnx.load(path, load_external_data=False), path.parent)
 
 
-def initialisers(model: onnx.ModelProto, folder: Path) -> ArtifactWeights:
-    """The floating-point initialisers of one dimension or more of a file that lies in `folder`."""
+def initializers(model: onnx.ModelProto, folder: Path) -> ArtifactWeights:
+    """The floating-point initializers of one dimension or more of a file in `folder`."""
     import onnx
 
     floating = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -72,7 +72,7 @@ def initialisers(model: onnx.ModelProto, folder: Path) -> ArtifactWeights:
 
 
 def _onnx_tensor(tensor: onnx.TensorProto, folder: Path) -> torch.Tensor:
-    """The values of an initialiser of a file in `folder`; external data is mapped.
+    """The values of an initializer of a file in `folder`; external data is mapped.
 
     Raises:
         UsageError: the file with the external data is too short or cannot be read.
@@ -127,7 +127,7 @@ def _kind(path: Path, name: str, entry: Mapping[str, Any], member: zipfile.ZipIn
 
 
 def _member(path: Path, member: zipfile.ZipInfo) -> FileSlice:
-    """Where the bytes of an uncompressed member lie: behind its local header, which pads itself to align them."""
+    """Where the bytes of an uncompressed member lie: after its local header, which pads itself to align them."""
     with path.open("rb") as file:
         file.seek(member.header_offset + _ZIP_HEADER - 4)
         lengths = file.read(4)

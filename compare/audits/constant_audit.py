@@ -132,7 +132,7 @@ def _attention(nodes: list[ir.Node], layer: int) -> ir.Node | None:
 
 
 def _factor(value: ir.Value | None) -> float | str:
-    """The product of the constants that a value is multiplied by behind its projection, or what hides it."""
+    """The product of the constants that a value is multiplied by after its projection, or what hides it."""
     product = 1.0
     while value is not None:
         node = value.producer()

@@ -286,9 +286,9 @@ def _turned(flow: _Flow, rope: onnx.NodeProto) -> str | None:
     if len(terms) != len(rope.input):
         return None
     for one, other in (terms, terms[::-1]):
-        behind = {name for value in other.input for name in flow.upstream(str(value))}
+        after = {name for value in other.input for name in flow.upstream(str(value))}
         for value in one.input:
-            if value in behind:
+            if value in after:
                 return str(value)
     return None
 

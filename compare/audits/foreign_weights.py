@@ -1,6 +1,6 @@
 """The weights of another tool's ONNX file that plainly are some of the checkpoint's, held against those.
 
-By content: an initialiser, or its transpose, that has a tensor's bits is that tensor, whatever it is called. By name:
+By content: an initializer, or its transpose, that has a tensor's bits is that tensor, whatever it is called. By name:
 one called after a tensor should have its values; so should the only one left of a shape of which one tensor is missing.
 What is neither (matrices fused in another way, or folded) is not compared: a tool may lay out weights as it likes.
 """
@@ -48,7 +48,7 @@ class Held:
 
 @dataclass(frozen=True)
 class _Piece:
-    """An initialiser, or the part of a fused one that is a tensor of its own."""
+    """An initializer, or the part of a fused one that is a tensor of its own."""
 
     source: str
     start: int = 0
@@ -61,7 +61,7 @@ class _Piece:
 
 
 def corresponding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Tensors of a checkpoint to the initialisers called after them, by optimum's and onnxruntime-genai's rules."""
+    """Tensors of a checkpoint to the initializers called after them, by optimum's and onnxruntime-genai's rules."""
     return {plain: name for name in shapes if (plain := plain_name(name)) is not None}
 
 

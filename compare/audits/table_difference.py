@@ -8,7 +8,7 @@ from blockexport.compare.core.tolerances import ROPE_UNITS
 from blockexport.models.block.rope import inverse_frequencies, rope_table
 from blockexport.models.config.model_config import ModelConfig
 
-_MOST = 0.9  # so large a share of the rows behind the first wrong one counts as all of them
+_MOST = 0.9  # so large a share of the rows after the first wrong one counts as all of them
 
 
 def table_problem(found: torch.Tensor, kind: str, config: ModelConfig, slots: int) -> str | None:

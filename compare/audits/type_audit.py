@@ -50,7 +50,7 @@ class TypeAudit:
 
     @property
     def problems(self) -> list[str]:
-        """For people; empty when the graph is what it was asked to be."""
+        """In words; empty when the graph is what it was asked to be."""
         return [f"{row.role}: {row.told}, wanted {row.wanted}" for row in self.rows if not row.right]
 
 

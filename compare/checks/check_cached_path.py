@@ -29,7 +29,7 @@ def _no_steps(context: CheckContext) -> str | None:
 
 @check("decode", "teacher-forced decode, one token at a time", inapplicable=_no_steps)
 def decode(context: CheckContext) -> Outcome:
-    """Each step behind the prefill, fed with the sequence's own next token."""
+    """Each step after the prefill, fed with the sequence's own next token."""
     return _judge(context, f"{context.plan.decode} decode steps", context.plan.decode_positions)
 
 

@@ -10,7 +10,7 @@ from blockexport.compare.core.tolerances import UNCHANGED
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 
 LENGTH = 64  # tokens of the prefill that is repeated
-CANDIDATES = 16  # ids behind a token's own, of which the one with the most different embedding takes its place
+CANDIDATES = 16  # ids after a token's own, of which the one with the most different embedding takes its place
 SEEN = 8  # units in the last place by which eager's last output must move before the artifact's has to
 
 

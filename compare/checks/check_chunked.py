@@ -19,7 +19,7 @@ def _too_short(context: CheckContext) -> str | None:
 
 @check("chunked", "the prompt in chunks of 1, 2, 3, 7, 16 and the rest", inapplicable=_too_short)
 def chunked(context: CheckContext) -> Outcome:
-    """Each chunk reads the slots of the ones before it: several queries behind a prefix, which no other call has."""
+    """Each chunk reads the slots of the ones before it: several queries after a prefix, which no other call has."""
     calls = calls_of((*CHUNKS, context.plan.prefill), context.plan.prefill)
     artifact = _run(context, context.decoder, calls)
     cached = _run(context, context.eager, calls).select(artifact.positions_P.tolist())

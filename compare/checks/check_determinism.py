@@ -46,7 +46,7 @@ def determinism(context: CheckContext) -> Outcome:
 
 
 def _late_steps(context: CheckContext, begin: int) -> list[int]:
-    """Positions behind `begin` to step at; none of a cache that grows, which takes no position but its next."""
+    """Positions after `begin` to step at; none of a cache that grows, which takes no position but its next."""
     if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
         return []
     slots = context.plan.max_sequence_length

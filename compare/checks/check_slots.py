@@ -12,7 +12,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import Floor, Judgement, floor_of, judge_errors
+from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_errors
 from blockexport.compare.core.nudge import Nudges, looks, weight_of
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.compare.core.reference import Reference
@@ -42,7 +42,7 @@ def slots(context: CheckContext) -> Outcome:
     """The same calls twice: on an empty cache, and on one whose slots all hold large numbers.
 
     Empty: keys and values of every layer are within eager's own error of the float64 ones. Poisoned: each call leaves
-    the slots before and behind its own as they were, to the bit, and its outputs, keys and values are those of the
+    the slots before and after its own as they were, to the bit, and its outputs, keys and values are those of the
     empty cache.
     """
     decoder = context.decoder
@@ -56,15 +56,15 @@ def slots(context: CheckContext) -> Outcome:
     seen = moved_by(outputs, poisoned)
     kept = [moved_by(a, b) for a, b in zip(written, slots_of_row(decoder, calls[-1].stop), strict=True)]
     if has_moved(seen):
-        complaints.append(f"what lies in unwritten slots moves the outputs by {seen:.3g} units in the last place")
+        complaints.append(f"what unwritten slots hold moves the outputs by {seen:.3g} units in the last place")
     names = [name for name, _ in cache_tensors(decoder)]
     complaints += [
-        f"what lies in unwritten slots moves the {name} by {units:.3g} units in the last place"
+        f"what unwritten slots hold moves the {name} by {units:.3g} units in the last place"
         for name, units in zip(names, kept, strict=True)
         if has_moved(units)
     ][:1]
     if len(calls) > 1 and not _reads(decoder, inputs, calls, outputs):
-        result = replace(result, doubts=[*result.doubts, "what lies in slots that may be seen has no influence either"])
+        result = replace(result, doubts=[*result.doubts, "what visible slots hold has no influence either"])
     return replace(result, complaints=[*complaints, *result.complaints])
 
 
@@ -180,7 +180,7 @@ def _at_least(floor: Floor, errors: Errors, usual: Sequence[Errors]) -> Floor:
     return floor
 
 
-def _share(found: Judgement) -> float:
+def _share(found: FloorVerdict) -> float:
     """How much of its limits a tensor uses; infinite where it is not finite."""
     if found.not_finite:
         return torch.inf

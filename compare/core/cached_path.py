@@ -147,7 +147,7 @@ class CachedPath:
         kept = torch.tensor(list(positions), dtype=torch.int64)
         weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
         streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
-        # What is confined to some layers leaves the norm behind them as it is.
+        # What is confined to some layers leaves the norm after them as it is.
         norms = [case.defect.norm if case.layers is None else NOTHING_WRONG.norm for case in cases]
         normed = [norm(x_PD, weight, eps) for norm, x_PD in zip(norms, streams, strict=True)]
         return normed if self.headless else self._project(cases, normed)

@@ -10,7 +10,7 @@ import torch
 from blockexport.compare.core.check import Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.logit_distance import Errors
-from blockexport.compare.core.noise import Floor, Judgement, judge_by
+from blockexport.compare.core.noise import Floor, FloorVerdict, judge_by
 from blockexport.compare.core.power import doubts
 from blockexport.compare.core.tolerances import MAX_FACTOR
 
@@ -41,7 +41,7 @@ def judge_stretch(
     )
 
 
-def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: Judgement) -> list[str]:
+def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: FloorVerdict) -> list[str]:
     if found.not_finite:
         return [f"NaN or infinity, first at position {found.not_finite[0]}"]
     if not bool(artifact.reference_rms_P.isfinite().all()):
@@ -69,7 +69,7 @@ def _doubts(context: CheckContext, artifact: Errors, floor: Floor, limit: float,
     return [*doubts(artifact, limit * floor.rms), *([] if of_cache else context.doubts)]
 
 
-def _praise(found: Judgement) -> str:
+def _praise(found: FloorVerdict) -> str:
     ties = f", top-1 tied at {_some(found.ties)}" if found.ties else ""
     return f"within the noise floor (rms {found.rms_ratio:.2f}, largest {found.max_ratio:.2f} times eager's){ties}"
 
@@ -80,7 +80,7 @@ def _some(positions: Sequence[int]) -> str:
     return f"position{'s' if len(positions) > 1 else ''} {shown}{more}"
 
 
-def _figures(artifact: Errors, floor: Floor, found: Judgement) -> dict[str, Any]:
+def _figures(artifact: Errors, floor: Floor, found: FloorVerdict) -> dict[str, Any]:
     return {
         "positions": len(artifact.positions_P),
         "first_position": int(artifact.positions_P.min()),

@@ -71,7 +71,7 @@ def _bearing(runs: Sequence[Errors]) -> float:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class FloorVerdict:
     """What a comparison with the floor found; the ratios are to be held against `rms_limit` and MAX_FACTOR."""
 
     rms_ratio: float
@@ -96,7 +96,7 @@ class Judgement:
         return not self.passed and not self.not_finite and self.outside <= max(1, DOUBTFUL * self.positions)
 
 
-def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Judgement:
+def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> FloorVerdict:
     """Hold the artifact's errors against the floor, position by position and together.
 
     A NaN or infinity fails whatever the ratios say (they are NaN then, and NaN is not within any limit).
@@ -105,7 +105,7 @@ def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Ju
     other_P = (artifact.top1_P != artifact.reference_top1_P) & has_top1 & artifact.finite_P
     tie_P = other_P & (artifact.margin_P <= TIE_FACTOR.value * floor.max_P)
     worst = int(torch.nan_to_num(ratio_P, nan=torch.inf).argmax())
-    return Judgement(
+    return FloorVerdict(
         rms_ratio=artifact.rms / floor.rms,
         rms_limit=floor.rms_limit,
         max_ratio=float(ratio_P[worst]),
@@ -118,7 +118,7 @@ def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Ju
     )
 
 
-def judge_by(artifact: Errors, floors: Iterable[Floor], *, has_top1: bool = True) -> tuple[Judgement, Floor]:
+def judge_by(artifact: Errors, floors: Iterable[Floor], *, has_top1: bool = True) -> tuple[FloorVerdict, Floor]:
     """The verdict by the first floor, or by a firmer one that follows where that leaves a doubt; and which it was."""
     looks = iter(floors)
     floor = next(looks)

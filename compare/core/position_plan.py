@@ -19,7 +19,7 @@ GOLDEN = 0.618034  # squares times this, less their whole part, fill the unit in
 
 @dataclass(frozen=True)
 class Plan:
-    """Stretches of one sequence: a prefill, decode steps behind it, a fill, and steps into the last cache slots.
+    """Stretches of one sequence: a prefill, decode steps after it, a fill, and steps into the last cache slots.
 
     The last stretch may overlap the decode steps of a small cache.
     """
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def decode_positions(self) -> range:
-        """Positions given one by one behind the prefill."""
+        """Positions given one by one after the prefill."""
         return range(self.prefill, self.prefill + self.decode)
 
     @property

@@ -34,7 +34,7 @@ class Loss:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """In words."""
         what = "is wrong by half of its size or more" if self.finite else "becomes NaN or infinite"
         end = torch.finfo(self.dtype).max
         name = str(self.dtype).removeprefix("torch.")

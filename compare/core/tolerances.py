@@ -28,7 +28,7 @@ RMS_LUCK = Tolerance(
     4.0,
     "The same where few positions bear eager's error (n of them, by the square of the sum of their squares over the "
     "sum of the fourth powers): the limit is 1 + 4 / sqrt(n), the spread of a mean of n. The error of an early "
-    "position stays in the cache for all that follow, and behind a sharp softmax one position may have all of it. "
+    "position stays in the cache for all that follow, and after a sharp softmax one position may have all of it. "
     "328 stretches of the models above used up to 0.70 of this limit. A gain of 1.05 instead of 1 moves the keys by "
     "more than 11 times the floor in fp16, and by more than 20,000 times in fp32.",
 )

@@ -27,7 +27,7 @@ def mask_defects(config: ModelConfig) -> list[Defect]:
     early = _masked(lambda positions, slots, window: visible_slots(positions - 1, slots, _wider(window, -1)))
     missing = _masked(lambda positions, slots, window: visible_slots(positions, slots, None) | True)
     found = [
-        Defect("mask_sees_next", "the mask is off by one: a token also sees the slot behind its own", late),
+        Defect("mask_sees_next", "the mask is off by one: a token also sees the slot after its own", late),
         Defect("mask_hides_self", "the mask is off by one: a token does not see its own slot", early),
         Defect("mask_missing", "the mask is missing: every token sees every slot, empty ones included", missing),
     ]

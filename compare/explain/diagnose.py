@@ -33,7 +33,7 @@ LOGITS = 1 << 27  # numbers of logits held at a time: a few positions of a large
 
 
 @dataclass(frozen=True)
-class Finding:
+class TriedDefect:
     """A defect that was tried.
 
     Attributes:
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """In words."""
         if self.name == DROPOUT:
             return f"likely cause: {self.cause} by {self.effect:.1e} rms"
         where = f" ({self.scope})" if self.scope else ""
@@ -81,21 +81,21 @@ class Diagnosis:
         positions: those whose logits were compared.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[TriedDefect, ...]
     too_small: tuple[str, ...]
-    nearest: Finding | None
+    nearest: TriedDefect | None
     tried: int
     error: float
     positions: tuple[int, ...]
 
     @property
-    def alike(self) -> tuple[Finding, ...]:
+    def alike(self) -> tuple[TriedDefect, ...]:
         """The best findings, more than one when these tokens do not tell them apart."""
         return tuple(f for f in self.findings if f.rms <= RMS_FACTOR.value * self.findings[0].rms)
 
     @property
     def sentences(self) -> list[str]:
-        """For people."""
+        """In words."""
         if not self.findings:
             said = [f"none of {self.tried} known defects reproduces these logits{self._near}"]
         else:
@@ -126,7 +126,7 @@ class Hints:
     """What Locate saw, to narrow the search.
 
     Attributes:
-        layers: the layers that differ of their own accord; None when it is not known, or all do.
+        layers: the layers that differ by themselves; None when it is not known, or all do.
         mapping: whose weights each layer uses; None when it is not known.
         site: where the first difference is; None when it is not known.
         times: the factor between what is there and what should be; None where there is none.
@@ -163,7 +163,7 @@ def diagnose(
 class _Tried:
     """What came of trying defects: those held against the artifact, and the names of those too small to see."""
 
-    judged: list[Finding]
+    judged: list[TriedDefect]
     small: set[str]
 
 
@@ -258,7 +258,7 @@ class _Trial:
             cases.append(Case(defect, self.hints.layers, first))
         return cases
 
-    def _judge(self, cases: Sequence[Case], exact: torch.Tensor) -> list[Finding]:
+    def _judge(self, cases: Sequence[Case], exact: torch.Tensor) -> list[TriedDefect]:
         """Hold the artifact against each candidate in float64, and the candidate's own noise beside it."""
         if not cases:
             return []
@@ -273,7 +273,7 @@ class _Trial:
         cases, wides = [case for case, _ in kept], [wide for _, wide in kept]
         outputs = self._path(self.evidence.dtype).run(cases, self.evidence.positions, self.progress)
         return [
-            Finding(
+            TriedDefect(
                 name=case.defect.name,
                 cause=case.defect.cause,
                 scope=case.scope,
@@ -292,7 +292,7 @@ class _Trial:
             runs += [path.run([case], positions, nudge=seed)[0] for seed in range(NUDGES)]
         return floor_of([measure(run, wide, positions) for run in runs], self.evidence.dtype).rms
 
-    def _dropout(self) -> list[Finding]:
+    def _dropout(self) -> list[TriedDefect]:
         """Randomness between two equal runs, where there is more than rounding could make."""
         repeated = self.evidence.repeated_PV
         if repeated is None:
@@ -307,10 +307,10 @@ class _Trial:
         floor = torch.finfo(self.evidence.dtype).eps * size
         if spread <= MAX_FACTOR.value * floor:
             return []
-        return [Finding(DROPOUT, DROPOUT_CAUSE, "", spread, floor, spread)]
+        return [TriedDefect(DROPOUT, DROPOUT_CAUSE, "", spread, floor, spread)]
 
 
-def _broadest(findings: Sequence[Finding]) -> list[Finding]:
+def _broadest(findings: Sequence[TriedDefect]) -> list[TriedDefect]:
     """Each defect once: in the widest scope that does as well as its best."""
     kept = []
     for name in dict.fromkeys(finding.name for finding in findings):

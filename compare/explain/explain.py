@@ -17,21 +17,21 @@ from blockexport.compare.core.position_plan import CHUNK
 from blockexport.compare.core.tolerances import MAX_FACTOR
 from blockexport.compare.explain.diagnose import Diagnosis, Hints, diagnose
 from blockexport.compare.explain.failing_calls import ALONG, FILE, no_walk, walk_of
-from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, Watched, locate
+from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
-CALLS_AFTER = 4  # calls behind the first wrong one that are looked at as well
+CALLS_AFTER = 4  # calls after the first wrong one that are looked at as well
 PROMPT = 64  # tokens of the prompt when it is wrong itself: each defect that may be the cause is run on it
 WATCHED_BYTES = 1 << 29  # of float64 outputs on another check's calls
 STRAY = 64  # positions outside the judged ones that are looked at where they are NaN or infinite
 
 _LOST = "no known defect is tried: each leaves numbers, and here there is NaN or infinity"
 
-Graph = Callable[[], ReplayGraph | Watched]
+Graph = Callable[[], ReplayGraph | WatchedSites]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Explanation:
 
     @property
     def sentences(self) -> list[str]:
-        """For people: the place, then the causes, best first."""
+        """In words: the place, then the causes, best first."""
         place = self.search.sentence if self.search is not None else self.note
         said = [f"{self.where}: {place}" if self.where else place] if place else []
         said += [self.wrong_slot.sentence] if self.wrong_slot is not None else []
@@ -256,9 +256,9 @@ def _first_wrong(evidence: Evidence, checkpoint: Checkpoint) -> int | None:
 
 
 def _evidence(context: CheckContext) -> Evidence:
-    """The artifact's calls up to a few behind the first one that goes wrong, with all their outputs.
+    """The artifact's calls up to a few after the first one that goes wrong, with all their outputs.
 
-    Where that is the prompt, a shorter one that reaches the first wrong position, and steps behind it.
+    Where that is the prompt, a shorter one that reaches the first wrong position, and steps after it.
     """
     calls = context.plan.calls(to_last_slot=context.to_last_slot)
     stray = context.artifact_walk.not_finite[:STRAY]

@@ -26,7 +26,7 @@ STEPS = 6
 
 
 @dataclass(frozen=True)
-class Walk:
+class FailingCalls:
     """One row through an artifact.
 
     Attributes:
@@ -69,13 +69,13 @@ _NOTHING = {
 }
 
 
-def walk_of(result: CheckResult, context: CheckContext) -> Walk | None:
+def walk_of(result: CheckResult, context: CheckContext) -> FailingCalls | None:
     """The walk on which a failed check can be explained; None where there is none, and `no_walk` says why."""
     found = _calls(result, context)
     if found is None:
         return None
     ids_S, calls, what = found
-    return Walk(ids_S, calls, what, _WITHIN[result.name])
+    return FailingCalls(ids_S, calls, what, _WITHIN[result.name])
 
 
 def no_walk(name: str) -> str:
@@ -111,7 +111,7 @@ def _calls(result: CheckResult, context: CheckContext) -> tuple[torch.Tensor, Se
 def _generated(figures: Mapping[str, Any], ids_S: torch.Tensor) -> tuple[torch.Tensor, Sequence[range], str]:
     prompt, tokens = figures["prompt"], figures["tokens"]
     sequence = torch.cat([ids_S[:prompt], torch.tensor(tokens[:-1], dtype=torch.int64)])
-    what = f"a prompt of {prompt} tokens and the {len(tokens)} generated behind it"
+    what = f"a prompt of {prompt} tokens and the {len(tokens)} generated after it"
     return sequence, calls_of((prompt, *(1,) * len(tokens)), len(sequence)), what
 
 

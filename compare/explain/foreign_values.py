@@ -9,7 +9,7 @@ from onnx import helper
 
 from blockexport.compare.audits.foreign_sites import ForeignSites, find_sites
 from blockexport.compare.audits.site_map import SiteMap
-from blockexport.compare.explain.locate import Watched
+from blockexport.compare.explain.locate import WatchedSites
 from blockexport.compare.explain.sites import LAYER_SITES
 from blockexport.models.errors import NotJudgedError
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
@@ -18,7 +18,7 @@ from blockexport.runtime.foreign.foreign_graph import ForeignFile
 _CACHES = ("cache_key", "cache_value")
 
 
-def watch_foreign(decoder: ForeignDecoder) -> Watched:
+def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
     """A second decoder of the same files, which tells its values, and where they are.
 
     Raises:
@@ -43,7 +43,7 @@ def watch_foreign(decoder: ForeignDecoder) -> Watched:
     watching.last_logits_only, watching.foreign, watching.in_turn = decoder.last_logits_only, decoder.foreign, True
     watching.watched = {file.path: _keys(sites) for file, sites in zip(files, found, strict=True)}
     first = next(i for i, file in enumerate(files) if file.path == decoder.first.path)
-    return Watched(watching, _site_map(found, first, layers))
+    return WatchedSites(watching, _site_map(found, first, layers))
 
 
 def _add_outputs(model: onnx.ModelProto, sites: ForeignSites) -> None:

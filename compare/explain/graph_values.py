@@ -2,7 +2,7 @@
 
 Each layer is judged by itself: eager is given the stream and the cache that the artifact had on entering the layer, in
 float64 for the truth and in the artifact's precision for the floor. So errors do not add up over the layers, and every
-layer that is wrong of its own accord is seen. The values and weights of one layer are held at a time.
+layer that is wrong by itself is seen. The values and weights of one layer are held at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.progress import Progress, silent
 
 LEAVING = ("mlp_residual", "cache_key", "cache_value")
-"""The sites of what a layer leaves behind."""
+"""The sites of what a layer leaves after."""
 
 Past = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,7 +41,7 @@ class SiteError:
     """
 
     call: range
-    layer: int | None  # None: before the first layer or behind the last
+    layer: int | None  # None: before the first layer or after the last
     site: str
     error: float
     floor: float

@@ -42,7 +42,7 @@ class Location:
         error: relative L2 error there.
         floor: eager's own.
         absent: the graph lacks the value `site`, and the next one differs.
-        layers: all layers that differ of their own accord in that call.
+        layers: all layers that differ by themselves in that call.
         times: the value is eager's times this factor; None where it is no multiple of it.
         finite: False where the value is NaN or infinite.
         not_finite: the first value that is, where that is another one behind it; empty elsewhere.
@@ -66,7 +66,7 @@ class Location:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """In words."""
         place = _place(self.layer, self.site) + (", which the graph lacks" if self.absent else "")
         place += f", at {self.node}" if self.node else ""
         if not self.finite:
@@ -124,7 +124,7 @@ class Search:
 
     @property
     def confined(self) -> frozenset[int] | None:
-        """The layers that differ of their own accord, where others do not."""
+        """The layers that differ by themselves, where others do not."""
         layers = {row.layer for row in self.rows if row.layer is not None}
         if self.location is None or not 0 < len(self.location.layers) < len(layers):
             return None
@@ -132,7 +132,7 @@ class Search:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """In words."""
         found = self.location.sentence if self.location else self.within
         if self.reproduced:
             return found
@@ -143,7 +143,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedSites:
     """A decoder that tells the values inside it, and which of them are at which site."""
 
     decoder: Observed
@@ -151,7 +151,7 @@ class Watched:
 
 
 def locate(
-    graph: ReplayGraph | Watched,
+    graph: ReplayGraph | WatchedSites,
     checkpoint: Checkpoint,
     evidence: Evidence,
     *,
@@ -171,7 +171,7 @@ def locate(
         wrong_slot: the first slot of the cache known to be wrong after these calls.
         progress: told of the calls done, and of the layers looked into.
     """
-    watched = graph if isinstance(graph, Watched) else _replayed(graph, checkpoint, evidence)
+    watched = graph if isinstance(graph, WatchedSites) else _replayed(graph, checkpoint, evidence)
     ids_1S = evidence.ids_S[None]
     inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
     exact_PV, eager_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
@@ -199,10 +199,10 @@ def locate(
     )
 
 
-def _replayed(graph: ReplayGraph, checkpoint: Checkpoint, evidence: Evidence) -> Watched:
+def _replayed(graph: ReplayGraph, checkpoint: Checkpoint, evidence: Evidence) -> WatchedSites:
     slots, last = evidence.max_sequence_length, evidence.last_logits_only
     decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
-    return Watched(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers))
+    return WatchedSites(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers))
 
 
 @dataclass

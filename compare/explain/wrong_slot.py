@@ -27,7 +27,7 @@ class WrongSlot:
         layer: the first one where it is wrong.
         kind: `keys` or `values`.
         start: first position of the call that wrote it.
-        stop: one behind its last.
+        stop: one after its last.
     """
 
     position: int
@@ -38,7 +38,7 @@ class WrongSlot:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """In words."""
         call = f"positions {self.start} to {self.stop - 1}" if self.stop - self.start > 1 else f"position {self.start}"
         return (
             f"the first wrong slot of the cache is {self.position}, in the {self.kind} of layer {self.layer}, "

@@ -86,7 +86,7 @@ class LayerMap:
 
 
 @dataclass(frozen=True)
-class Inside:
+class LayerFigures:
     """Both figures, and the call they are of."""
 
     call: str
@@ -94,7 +94,7 @@ class Inside:
     map: LayerMap
 
 
-def inside(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> Inside | None:
+def inside(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> LayerFigures | None:
     """Both figures, of the call in which the first difference lies; None where nothing inside was compared."""
     columns = explanation["values"]
     if not columns["call"]:
@@ -104,7 +104,7 @@ def inside(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> Inside | 
     values = _values(columns, call)
     factor = real(data["tolerances"]["site_factor"]["value"])
     length = next(stop - start for start, stop in explanation["looked"] if start == call)
-    return Inside(
+    return LayerFigures(
         f"of positions {call} to {call + length - 1}" if length > 1 else f"of position {call}",
         _plot(values, explanation["labels"], factor),
         _map(values, explanation, factor),

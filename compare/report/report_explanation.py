@@ -3,15 +3,15 @@
 - `sentences`: for people, the place first, then the causes, best first.
 - `note`: why nothing could be located; empty otherwise.
 - `where`: whose calls were looked at, where they are not those of the judged sequence; empty otherwise.
-- `looked`: the calls looked into, each as its first position and the one behind its last; `calls`: of how many.
+- `looked`: the calls looked into, each as its first position and the one after its last; `calls`: of how many.
 - `within`: that nothing inside differs, and where that holds; empty where something does, or nothing was looked at.
 - `wrong_slot`: null, or the first wrong slot of the cache, left before the first wrong output: `position`, `layer`,
   `kind` (`keys` or `values`), and the positions `start` to `stop` - 1 of the call that wrote it; with its `sentence`.
 - `file`: what the checks of the file's content say that failed, causes in themselves where no defect is found.
 - `remarks`: of each failure that has no explanation, why not.
 - `located`: null, or the first difference: `position`, `call` (first position of the call), `layer` (null before the
-  first layer and behind the last), `site` (a key of `sites.LABELS`) and its `label`, `error` and `floor` (relative L2),
-  `absent` (the graph lacks the value), `layers` (all that differ of their own accord in that call), `times` (the factor
+  first layer and after the last), `site` (a key of `sites.LABELS`) and its `label`, `error` and `floor` (relative L2),
+  `absent` (the graph lacks the value), `layers` (all that differ by themselves in that call), `times` (the factor
   between the value and eager's, or null), `finite`, and `not_finite` (the first NaN or infinity, where that is another
   value; empty elsewhere), `node` (operator and name in another tool's file; empty for our own), and `instead` (the site
   whose value of eager's is there; empty where none's is).
@@ -35,7 +35,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockexport.compare.explain.diagnose import Diagnosis, Finding
+    from blockexport.compare.explain.diagnose import Diagnosis, TriedDefect
     from blockexport.compare.explain.explain import Explanation
     from blockexport.compare.explain.graph_values import SiteError
     from blockexport.compare.explain.locate import Location
@@ -81,7 +81,7 @@ def _causes(diagnosis: Diagnosis | None) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: TriedDefect) -> dict[str, Any]:
     return {**asdict(finding), "title": finding.title}
 
 

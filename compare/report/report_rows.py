@@ -18,20 +18,20 @@ _LIMITS = (
 )
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line: the cells of `HEADINGS`; empty where a check has no such figure."""
 
     cells: tuple[str, ...]
     verdict: str
 
 
-def table_rows(report: Report) -> list[Row]:
+def table_rows(report: Report) -> list[TableRow]:
     """A row for each check, and one for what rounding the weights costs."""
-    rows = [Row((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
+    rows = [TableRow((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
     cost = report.weight_rounding
     if cost is not None:
         cells = (WEIGHTS, "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
-        rows.append(Row(cells, ""))
+        rows.append(TableRow(cells, ""))
     return rows
 
 

@@ -19,7 +19,7 @@ from blockexport.models.errors import UsageError
 
 
 def file_entries(folder: Path, names: Iterable[str], made_from: dict[str, str] | None = None) -> dict[str, FileEntry]:
-    """Manifest entries of files that lie in a bundle's folder."""
+    """Manifest entries of files in a bundle's folder."""
     return {name: file_entry(folder / name, made_from) for name in names}
 
 

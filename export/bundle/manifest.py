@@ -184,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _no_bundle(folder: Path) -> str:
-    """Why a path without a manifest is no bundle, and what was probably meant."""
+    """Why a path without a manifest is not a bundle, and what was probably meant."""
     for parent in folder.parents:
         if (parent / MANIFEST).is_file():
             return f"{folder} is not a bundle, but a path inside of one: did you mean {parent}?"

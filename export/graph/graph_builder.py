@@ -42,7 +42,7 @@ class GraphBuilder:
         return self._made[key][0]
 
     def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """A graph initialiser under exactly this name; asked for twice, it is the same one."""
+        """A graph initializer under exactly this name; asked for twice, it is the same one."""
         if name not in self.initializers:
             self.initializers[name] = ir.Value(
                 name=name,

@@ -18,7 +18,7 @@ _MOVERS = frozenset((
     "Transpose", "Unsqueeze", "Where",
 ))
 # fmt: on
-# Operators that put new entries into a cache or behind it.
+# Operators that put new entries into a cache or after it.
 _WRITERS = frozenset(("Concat", "ScatterElements", "ScatterND", "TensorScatter", "Where"))
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 # Inputs of attention operators that hold keys and values; those of a GroupQueryAttention's cache are 3 and 4.
@@ -141,7 +141,7 @@ class CacheFlow:
                     front.append(str(node.proto.output[0]))
 
     def _is_entered(self, past: str, output: str) -> bool:
-        """Whether new entries are put into a cache, or behind it, on the way from an input to an output that attention
+        """Whether new entries are put into a cache, or after it, on the way from an input to an output that attention
         reads, or into an output that nothing else explains."""
         ways = [name for name in self.moved_from(output) if past in self.moved_from(name)]
         makers = [self.graph.producer[name].op_type for name in ways if name in self.graph.producer]

@@ -40,7 +40,7 @@ class Trap:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One broken rule, at every node where it is broken in the same way."""
 
     rule: str
@@ -53,7 +53,7 @@ class Finding:
         return f"{self.problem}. TensorRT {self.fate.value}. {self.remedy}"
 
 
-def gather(traps: Iterable[Trap]) -> list[Finding]:
+def gather(traps: Iterable[Trap]) -> list[LintFinding]:
     """Findings in order of their first trap; traps that differ by names alone are one."""
     groups: dict[tuple[str, Fate, str, str], list[Trap]] = {}
     for trap in traps:
@@ -61,5 +61,5 @@ def gather(traps: Iterable[Trap]) -> list[Finding]:
     findings = []
     for (rule, fate, problem, remedy), members in groups.items():
         told = tell("{}: " + problem, [(trap.node, *trap.names) for trap in members])
-        findings.append(Finding(rule, fate, tuple(trap.node for trap in members), told, remedy))
+        findings.append(LintFinding(rule, fate, tuple(trap.node for trap in members), told, remedy))
     return findings

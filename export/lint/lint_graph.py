@@ -19,7 +19,7 @@ from blockexport.export.lint import trt_type_rules as types
 from blockexport.export.lint.cache_flow import CacheFlow
 from blockexport.export.lint.flat_graph import FlatGraph
 from blockexport.export.lint.graph_file import read_graph
-from blockexport.export.lint.lint_finding import Finding, Trap, gather
+from blockexport.export.lint.lint_finding import LintFinding, Trap, gather
 from blockexport.models.errors import UsageError
 
 RULES: tuple[Callable[[CacheFlow], Iterator[Trap]], ...] = (
@@ -47,7 +47,7 @@ class Examination:
         caches: inputs recognised as key/value caches, by name or because their entries reach an output.
     """
 
-    findings: list[Finding]
+    findings: list[LintFinding]
     caches: int
 
 
@@ -67,7 +67,7 @@ def examine(model: onnx.ModelProto) -> Examination:
     return Examination(findings, len(flow.inputs))
 
 
-def lint(model: onnx.ModelProto) -> list[Finding]:
+def lint(model: onnx.ModelProto) -> list[LintFinding]:
     """The findings on a graph."""
     return examine(model).findings
 

@@ -51,7 +51,7 @@ def _form(flow: CacheFlow, node: FlatNode) -> Iterator[Trap]:
     if present not in graph.outputs:
         yield Trap(
             "cache-not-output", Fate.LOUD, node.label, "its output {} is not a graph output",
-            "Make the written cache a graph output as it is, without an Identity or Cast behind it", (present,),
+            "Make the written cache a graph output as it is, without an Identity or Cast after it", (present,),
         )  # fmt: skip
 
 

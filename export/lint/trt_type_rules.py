@@ -90,7 +90,7 @@ def _is_square(graph: FlatGraph, node: FlatNode) -> bool:
 
 
 def _unnamed(graph: FlatGraph, name: str) -> str:
-    """The value behind copies by Identity and Cast."""
+    """The value that Identity and Cast nodes pass on."""
     node = graph.producer.get(name)
     while node is not None and node.op_type in ("Identity", "Cast"):
         name = node.input(0)

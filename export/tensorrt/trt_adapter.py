@@ -53,7 +53,7 @@ _NOT_IN_RTX = {
     "timing_cache": ("--timing-cache", "it times no tactics while it builds, and its timing cache is a no-op"),
     "hardware_compatibility": (
         "--hardware-compatibility",
-        "it ignores the setting: give every GPU generation that the engine is for with --compute-capability",
+        "it ignores the setting: give every compute capability that the engine is for with --compute-capability",
     ),
     "version_compatible": ("--version-compatible", "it ships no lean runtime: rebuild for each version"),
     "builder_optimization_level": (
@@ -106,7 +106,7 @@ class Adapter:
                 raise UsageError(f"{flag} is not for tensorrt-rtx {self.version}: {reason}. Leave it out")
 
     def check_precision(self, precision: Precision, targets: Sequence[str]) -> None:
-        """Refuse a precision that a GPU generation has no arithmetic for.
+        """Refuse a precision that a compute capability has no arithmetic for.
 
         Raises:
             UsageError: bfloat16 on a generation before Ampere (8.0).

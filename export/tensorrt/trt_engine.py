@@ -64,7 +64,7 @@ class EngineEntry:
 
 
 def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
-    """Where an engine lies in its bundle."""
+    """Where an engine is in its bundle."""
     generations = "-".join(f"sm{target.replace('.', '')}" for target in ascending(targets))
     return f"{ENGINES}/{backend}-{generations}-{precision.value}.engine"
 

@@ -79,7 +79,7 @@ def _crash(request: Request, status: int, said: str) -> Exception:
     what = f"{request.backend} ended in the middle of the build"
     if status == -signal.SIGKILL:
         return NotJudgedError(
-            f"{what}: it was killed, most likely for want of memory. Choose a smaller --max-batch-size or "
+            f"{what}: it was killed, most likely because memory ran out. Choose a smaller --max-batch-size or "
             "--max-prefill, or a machine with more memory"
         )
     cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -37,7 +37,7 @@ Claim = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """Where a tensor lies in the bundle: `length` bytes at `offset` of the file `file`, of a safetensors type."""
+    """Where a tensor is in the bundle: `length` bytes at `offset` of the file `file`, of a safetensors type."""
 
     file: str
     offset: int

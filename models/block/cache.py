@@ -1,6 +1,6 @@
 """The static KV cache: a plain tensor [B, K, M, H] per key and value, passed in and handed back, never hidden.
 
-The slot of a token is its position. A query at position p sees slots 0..p, so whatever lies in later slots (zeros, or
+The slot of a token is its position. A query at position p sees slots 0..p, so whatever later slots hold (zeros, or
 the padding of a shorter row) is masked until it is overwritten.
 """
 

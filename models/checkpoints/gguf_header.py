@@ -111,7 +111,7 @@ def _read(path: Path, data: mmap.mmap) -> tuple[GgufMetadata, list[GgufTensor]]:
 
 
 def _placed(described: list[GgufTensor], start: int, size: int) -> list[GgufTensor]:
-    """The tensors with offsets from the start of the file, after checking that they lie in it and apart."""
+    """The tensors with offsets from the start of the file, checked to be inside it and not to overlap."""
     tensors = [GgufTensor(t.name, t.ggml_type, t.shape, start + t.offset, t.length) for t in described]
     position, previous = start, "the header"
     for tensor in sorted(tensors, key=lambda t: (t.offset, t.length)):

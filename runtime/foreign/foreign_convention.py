@@ -76,7 +76,7 @@ class Cache(StrEnum):
 
 
 @dataclass(frozen=True)
-class Port:
+class ForeignPort:
     """Type and rank of an input that is no cache."""
 
     dtype: torch.dtype
@@ -105,7 +105,7 @@ class Convention:
     cache_shape: Shape
     dtype: torch.dtype
     names: Names
-    ports: Mapping[str, Port]
+    ports: Mapping[str, ForeignPort]
     one_token: bool
     all_logits: bool
     unjudged: tuple[str, ...]
@@ -196,7 +196,7 @@ def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
         )
 
 
-def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) -> dict[str, Port]:
+def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) -> dict[str, ForeignPort]:
     for name in found.odd:
         raise UsageError(
             f"{path} has the input {name} {list(sizes_of(inputs[name]))}, which no convention known here has: known "
@@ -216,7 +216,7 @@ def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) 
                 for rank, types in known.items()
             )
             raise UsageError(f"{path} takes {name} as {kind} {list(sizes)}: known is {allowed}")
-        ports[role] = Port(dtype, len(sizes))
+        ports[role] = ForeignPort(dtype, len(sizes))
     if io_names.INPUT_IDS not in ports:
         raise UsageError(
             f"{path} is no decoder that takes tokens: it has no input {io_names.INPUT_IDS}, it takes {_some(inputs)}. "
@@ -225,7 +225,7 @@ def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) 
     return ports
 
 
-def _cache_kind(graph: onnx.GraphProto, found: Names, ports: Mapping[str, Port], path: Path) -> Cache:
+def _cache_kind(graph: onnx.GraphProto, found: Names, ports: Mapping[str, ForeignPort], path: Path) -> Cache:
     if _shares(graph, found, path):
         if roles.ATTENTION_MASK not in ports:
             raise UsageError(

@@ -16,7 +16,7 @@ from blockexport.runtime.foreign.foreign_convention import ATTENTION, Convention
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The graph of an ONNX file, without the weights that lie in other files.
+    """The graph of an ONNX file, without the weights that are in other files.
 
     Raises:
         UsageError: the file is no ONNX, or a file of weights that it names is not there.

@@ -13,7 +13,7 @@ from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
 from blockexport.runtime.foreign import names as roles
-from blockexport.runtime.foreign.foreign_convention import ELEMENT_TYPES, Convention, Port
+from blockexport.runtime.foreign.foreign_convention import ELEMENT_TYPES, Convention, ForeignPort
 from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 _CAST = "InsertedPrecisionFreeCast_"  # what ONNX Runtime calls casts around an operator that it has no kernel for
@@ -95,7 +95,7 @@ class ForeignGraph:
             for role, port in self.convention.ports.items()
         }
 
-    def _value(self, role: str, port: Port, call: CallValues) -> torch.Tensor:
+    def _value(self, role: str, port: ForeignPort, call: CallValues) -> torch.Tensor:
         kind, _, layer = role.rpartition(".")
         if kind and layer.isdecimal():  # a number for each layer
             window = self.windows[int(layer)] if kind == roles.WINDOW.partition(".")[0] else call.start
@@ -116,7 +116,7 @@ class ForeignGraph:
                 value = torch.full([1] * port.rank, call.start > 0)
         return value.to(port.dtype).contiguous()
 
-    def _mask(self, role: str, port: Port, call: CallValues) -> torch.Tensor:
+    def _mask(self, role: str, port: ForeignPort, call: CallValues) -> torch.Tensor:
         if port.rank == 2:
             return call.columns_BT.to(port.dtype).contiguous()
         windows = {roles.ATTENTION_MASK: self.windows[0], roles.FULL_MASK: None}
@@ -133,7 +133,7 @@ class ForeignGraph:
 
         Raises:
             DoesNotRunError: a node fails.
-            NotJudgedError: it fails for want of a kernel.
+            NotJudgedError: it fails without a kernel.
         """
         try:
             found = self.session.run(list(outputs), {name: tensor.numpy() for name, tensor in feeds.items()})

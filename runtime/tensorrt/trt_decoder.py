@@ -43,7 +43,7 @@ class TensorRtDecoder(Decoder):
     """An engine with its cache.
 
     Args:
-        manifest: of the bundle that the engine lies in.
+        manifest: of the bundle that holds the engine.
         engine: a deserialised `ICudaEngine`.
         profiles: the engine's optimisation profiles, in its order.
         device: where the engine runs.
@@ -211,7 +211,7 @@ class TensorRtDecoder(Decoder):
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Our stream, behind what the caller has enqueued, and the caller's behind ours."""
+        """Our stream waits for what the caller has enqueued, and the caller's stream for ours."""
         if self._stream is None:
             yield
             return

@@ -23,7 +23,7 @@ def fitting_engines(
 ) -> dict[str, EngineEntry | UsageError]:
     """The engines of `backend` for a GPU of compute capability `capability` by file name, the best first.
 
-    The best is built for the fewest GPU generations, and then for the most rows. What is wrong with an entry that
+    The best is built for the fewest compute capabilities, and then for the most rows. What is wrong with an entry that
     cannot be read stands in its place, before the others: it may have been better.
 
     Args:

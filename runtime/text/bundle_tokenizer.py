@@ -122,7 +122,7 @@ class BundleTokenizer:
         return stream
 
     def decode(self, ids: Iterable[int], after: Iterable[int] = ()) -> str:
-        """The text of `ids` behind `after`, special tokens left out."""
+        """The text of `ids` that follows `after`, without special tokens."""
         stream = self.stream(after)
         return "".join([stream.push(token_id) for token_id in ids]) + stream.flush()
 

@@ -45,7 +45,7 @@ class ChatTurns:
     `before` text `answered` text `next` text `answer`: `answered` leads to an answer that is there, `answer` to the one
     that is asked for. A system message at the start takes the place of `before` with
     `system[0]` text `system[1]`. `trim` says that white space around each text is dropped, `drop_thinking` that of an
-    earlier answer only what stands behind `</think>` is shown, without newlines in front.
+    earlier answer only what stands after `</think>` is shown, without newlines in front.
     """
 
     before: str
@@ -146,9 +146,9 @@ def _measure(render: Render, *, with_system: bool) -> ChatTurns | None:
 
 
 def _cut(text: str, mark: str) -> tuple[str, str]:
-    """What is before and behind `mark`; ValueError unless it is there once."""
-    before, behind = text.split(mark)
-    return before, behind
+    """What is before and after `mark`; ValueError unless it is there once."""
+    before, after = text.split(mark)
+    return before, after
 
 
 def _holds(turns: ChatTurns, render: Render) -> bool:

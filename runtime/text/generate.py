@@ -78,7 +78,7 @@ class Generation(Iterator[int]):
         return self._decoder.max_sequence_length - filled
 
     def _advance(self) -> NDArray[np.float32]:
-        """Put the pending tokens into the cache; the logits [V] behind the last of them."""
+        """Put the pending tokens into the cache; the logits [V] after the last of them."""
         started = time.perf_counter()
         if self.count == 0:
             self._decoder.reset(1)

@@ -65,9 +65,9 @@ class SamplingOptions:
                 f"top-k is {self.top_k} and must be 0 (all tokens) or the number of candidates, such as 40"
             )
         if not (0.0 < self.top_p <= 1.0):
-            raise UsageError(f"top-p is {self.top_p} and must lie in (0, 1], such as 0.95; 1 keeps every candidate")
+            raise UsageError(f"top-p is {self.top_p} and must be in (0, 1], such as 0.95; 1 keeps every candidate")
         if not (0 <= self.seed <= _MASK):
-            raise UsageError(f"the seed is {self.seed} and must lie in 0 .. {_MASK}")
+            raise UsageError(f"the seed is {self.seed} and must be in 0 .. {_MASK}")
 
 
 class SplitMix64:

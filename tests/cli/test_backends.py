@@ -100,7 +100,7 @@ def test_no_other_file_spells_a_backends_name() -> None:
     spelt = {
         str(path.relative_to(REPOSITORY))
         for room in ("models", "export", "runtime", "compare", "cli")
-        for path in (REPOSITORY / room).rglob("*.py")
+        for path in (*(REPOSITORY / room).rglob("*.py"), *REPOSITORY.glob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in names
     }

@@ -183,7 +183,7 @@ def test_locate_on_a_file_that_passes(sound: Path, tmp_path: Path, capsys: pytes
     explanation: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())["explanation"]
     assert explanation["located"] is None and explanation["reproduced"] and explanation["tried"] == 0
     values = explanation["values"]
-    # The prompt, the step behind it, one on the way, and the last slot; every layer in each.
+    # The prompt, the step after it, one on the way, and the last slot; every layer in each.
     assert sorted(set(values["call"])) == [0, 16, 24, 31] and not any(values["outside"])
     assert set(values["layer"]) == {None, 0, 1, 2} and max(values["error"]) > 0
     page = (tmp_path / "report.html").read_text()
@@ -206,7 +206,7 @@ def test_locate_needs_a_graph(sound: Path, backend: str, capsys: pytest.CaptureF
 
 def test_a_graph_that_fails_in_some_calls_is_bad_and_explained(sound: Path, tmp_path: Path) -> None:
     """One position too low in decode: a first call of one token asks for the angle of position -1."""
-    assert compare(spoil(sound, CONFIG, "behind", decode_position(-1)), "--report", tmp_path) == 1
+    assert compare(spoil(sound, CONFIG, "after", decode_position(-1)), "--report", tmp_path) == 1
     report = json.loads((tmp_path / "report.json").read_text())
     said = {check["name"]: check["message"] for check in report["checks"] if check["verdict"] == "fail"}
     assert "fails in the graph: RotaryEmbedding node" in said["chunked"] and "rms error" in said["decode"]

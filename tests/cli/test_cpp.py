@@ -60,7 +60,7 @@ def test_the_whole_way(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_add_subdirectory_and_fetch_content(tmp_path: Path) -> None:
-    """The two other ways into a project: only the parts without a back end are built."""
+    """The two other ways into a project: only the parts without a backend are built."""
     cpp_build.require_tools()
     sources = REPOSITORY / "runtime" / "cpp"
     ways = {
@@ -117,7 +117,7 @@ def test_wrong_use(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([str(bundle), "-o", str(tmp_path / "full")], "is not empty"),
         ([str(bundle), "-o", str(tmp_path / "full" / "thesis.txt")], "is a file"),
         ([str(tmp_path), "-o", str(tmp_path / "x")], "is not a bundle"),
-        ([str(bundle), "-o", str(tmp_path / "x"), "--backend", "abacus"], "no back end 'abacus'"),
+        ([str(bundle), "-o", str(tmp_path / "x"), "--backend", "abacus"], "no backend 'abacus'"),
         ([str(bundle), "-o", str(tmp_path / "x"), "--backend", "tensorrt", "--backend", "tensorrt-rtx"], "choose one"),
     ):
         assert main(["cpp", *arguments]) == 2

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from blockexport.cli import doctor_command
-from blockexport.cli.doctor_command import Finding, examine
+from blockexport.cli.doctor_command import Observation, examine
 from blockexport.cli.main import main
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: list[Observation]) -> dict[str, Observation]:
     return {finding.name: finding for finding in findings}
 
 
@@ -77,7 +77,7 @@ def test_no_onnx_runtime_names_the_packages(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_missing_library_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_versions(monkeypatch, {"gguf": None})
-    assert by_name(examine(tmp_path))["gguf"] == Finding("gguf", "not installed", "bad", "pip install gguf")
+    assert by_name(examine(tmp_path))["gguf"] == Observation("gguf", "not installed", "bad", "pip install gguf")
 
 
 def test_tensorrt_is_optional(

@@ -29,7 +29,7 @@ class Broken(EagerDecoder):
 
 
 class LeakyModel(DecoderModel):
-    """Every query also sees the slot behind its own."""
+    """Every query also sees the slot after its own."""
 
     def enter(
         self, inputs: torch.Tensor, position_ids_BS: torch.Tensor, past_key_BKMH: torch.Tensor

@@ -11,7 +11,7 @@ from tests.compare.broken import Breaker, Broken
 
 
 def chunk_sees_only_itself(decoder: Broken, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-    """A chunk behind a prefix does not see the prefix; a single token does."""
+    """A chunk after a prefix does not see the prefix; a single token does."""
     start = int(position_ids_BS[0, 0])
     if start == 0 or position_ids_BS.shape[1] == 1:
         return decoder.sound(inputs, position_ids_BS)
@@ -117,7 +117,7 @@ def last_slot_not_written(decoder: Broken, inputs: torch.Tensor, position_ids_BS
 
 
 class BehindPadding(Broken):
-    """Steps go on behind the padding instead of over it."""
+    """Steps go on after the padding instead of over it."""
 
     def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
         return super().prefill(inputs)

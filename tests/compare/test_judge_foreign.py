@@ -78,7 +78,7 @@ def test_a_file_of_optimums_convention_passes(made: Path, capsys: pytest.Capture
 
 
 def _frozen_from_320_on(model: onnx.ModelProto) -> None:
-    """RoPE stands still behind the prompt and the teacher-forced steps."""
+    """RoPE stands still after the prompt and the teacher-forced steps."""
     for node in model.graph.node:
         node.input[:] = ["frozen" if name == "position_ids" else name for name in node.input]
     model.graph.initializer.append(helper.make_tensor("frozen.at", onnx.TensorProto.INT64, [], [319]))

@@ -6,7 +6,7 @@
 
 namespace blockexport {
 
-// One function per back end, each in a file that is compiled only when it was asked for.
+// One function per backend, each in a file that is compiled only when it was asked for.
 std::unique_ptr<Decoder> open_onnxruntime(Manifest manifest, const DecoderOptions& options);
 std::unique_ptr<Decoder> open_aoti(Manifest manifest);
 std::unique_ptr<Decoder> open_tensorrt(Manifest manifest, const std::string& backend, int device);

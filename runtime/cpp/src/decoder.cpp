@@ -167,12 +167,12 @@ std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const
   for (const std::string& name : built) known += (known.empty() ? "" : ", ") + name;
   const std::string backend = !options.backend.empty() || built.empty() ? options.backend : built.front();
   if (std::find(built.begin(), built.end(), backend) == built.end()) {
-    throw Error("the back end \"" + backend + "\" is not built into this program, which has " +
+    throw Error("the backend \"" + backend + "\" is not built into this program, which has " +
                 (known.empty() ? "none" : known) + ": configure it with -DBLOCKEXPORT_WITH_...=ON");
   }
   const bool is_onnxruntime = backend == "onnxruntime";
   if (!is_onnxruntime && (options.threads != 0 || options.low_memory || options.provider != "cpu")) {
-    throw Error("threads, low_memory and provider concern the back end onnxruntime, and this is " + backend +
+    throw Error("threads, low_memory and provider concern the backend onnxruntime, and this is " + backend +
                 ": leave them out");
   }
   if (options.threads < 0 || options.threads > most_threads()) {
@@ -190,7 +190,7 @@ std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const
 #if defined(BLOCKEXPORT_WITH_TENSORRT) || defined(BLOCKEXPORT_WITH_TENSORRT_RTX)
   if (backend.rfind("tensorrt", 0) == 0) return open_tensorrt(std::move(manifest), backend, options.device);
 #endif
-  throw Error("the back end \"" + backend + "\" has no way to open a bundle");
+  throw Error("the backend \"" + backend + "\" has no way to open a bundle");
 }
 
 }  // namespace blockexport

@@ -226,7 +226,7 @@ class OnnxRuntimeDecoder final : public Decoder {
     return half_inputs_.data();
   }
 
-  static constexpr std::size_t kFirstCache = 2;  // behind ids (or embeddings) and positions
+  static constexpr std::size_t kFirstCache = 2;  // after ids (or embeddings) and positions
 
   Ort::Env environment_;
   Ort::Session session_;

@@ -33,7 +33,7 @@ class Safetensors {
   [[noreturn]] void damaged(const std::string& what) const;
 
   std::filesystem::path path_;
-  std::vector<char> data_;  // behind the header
+  std::vector<char> data_;  // after the header
   std::map<std::string, Tensor> tensors_;
 };
 

@@ -60,7 +60,7 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options), state_(opt
     refuse("top-k is " + std::to_string(options.top_k) + " and must be 0 (all tokens) or the number of candidates");
   }
   if (!(options.top_p > 0.0 && options.top_p <= 1.0)) {
-    refuse("top-p is " + std::to_string(options.top_p) + " and must lie in (0, 1]; 1 keeps every candidate");
+    refuse("top-p is " + std::to_string(options.top_p) + " and must be in (0, 1]; 1 keeps every candidate");
   }
 }
 

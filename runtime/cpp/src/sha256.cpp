@@ -32,7 +32,7 @@ class Sha256 {
     for (; count > 0; --count) rest_[left_++] = *bytes++;
   }
 
-  /// The digest; nothing may be added behind it.
+  /// The digest; nothing may be added after it.
   std::string finish() {
     // Padding: a one bit, zeros, and the length in bits.
     std::vector<unsigned char> tail(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(left_));

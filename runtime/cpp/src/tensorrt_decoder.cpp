@@ -202,7 +202,7 @@ class TensorRtDecoder final : public Decoder {
     device_output_.reserve(row_bytes * static_cast<std::size_t>(batch_size()));
     bind(context, manifest().outputs[0].name, device_output_.data(), nullptr);
     if (!context.enqueueV3(stream_.get())) throw Error("TensorRT did not run the step: " + log_.take());
-    // Row b's piece goes behind row b's earlier pieces.
+    // Row b's piece goes after row b's earlier pieces.
     const std::size_t pitch = output_.size() / static_cast<std::size_t>(batch_size());
     for (std::int64_t row = 0; row < batch_size(); ++row) {
       // Of last_logits_only a row has one, from the piece with its last token.
@@ -261,7 +261,7 @@ class TensorRtDecoder final : public Decoder {
     check_cuda(cudaStreamSynchronize(stream_.get()), "copy the inputs");  // `values` goes away
   }
 
-  static constexpr std::size_t kFirstCache = 2;  // behind ids (or embeddings) and positions
+  static constexpr std::size_t kFirstCache = 2;  // after ids (or embeddings) and positions
 
   std::filesystem::path path_;
   std::vector<EngineProfile> profiles_;

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from blockexport.compare.audits.artifact_weights import initialisers
+from blockexport.compare.audits.artifact_weights import initializers
 from blockexport.compare.audits.foreign_weights import Held, hold_foreign
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
@@ -39,12 +39,12 @@ def checkpoint(made: Path) -> Checkpoint:
 
 
 def held(path: Path, checkpoint: Checkpoint, name: str = "", edit: Edit | None = None) -> Held:
-    """With the values of one initialiser changed."""
+    """With the values of one initializer changed."""
     model = onnx.load(path)
     for tensor in model.graph.initializer:
         if edit is not None and tensor.name == name:
             tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), name))
-    return hold_foreign(initialisers(model, path.parent), checkpoint)
+    return hold_foreign(initializers(model, path.parent), checkpoint)
 
 
 def nameless(path: Path, checkpoint: Checkpoint, name: str) -> str:
@@ -95,5 +95,5 @@ def test_what_a_tool_may_mean_is_not_compared(made: Path, checkpoint: Checkpoint
     for tensor in both.graph.initializer:
         if tensor.name in names:
             tensor.CopyFrom(numpy_helper.from_array(one(numpy_helper.to_array(tensor).copy()), tensor.name))
-    found = hold_foreign(initialisers(both, made), checkpoint)
+    found = hold_foreign(initializers(both, made), checkpoint)
     assert found.differing == [] and len(found.not_compared) == 2

@@ -70,7 +70,7 @@ DEFECTS: list[tuple[type[Broken], Breaker, set[str], str, str]] = [
         "slots",
         "of which the values of layer 2: rms error",
     ),
-    (Broken, calls.sees_unwritten, {"slots"}, "slots", "what lies in unwritten slots moves the outputs"),
+    (Broken, calls.sees_unwritten, {"slots"}, "slots", "what unwritten slots hold moves the outputs"),
     (
         Broken,
         calls.rewrites(2, lambda start, stop: start - 1),
@@ -78,7 +78,7 @@ DEFECTS: list[tuple[type[Broken], Breaker, set[str], str, str]] = [
         "capacity",
         "writing slot 63 changes other slots of the values of layer 2",
     ),
-    (Broken, calls.stores_unwritten, {"slots"}, "slots", "what lies in unwritten slots moves the values of layer 2"),
+    (Broken, calls.stores_unwritten, {"slots"}, "slots", "what unwritten slots hold moves the values of layer 2"),
     (
         calls.Unchecked,
         nothing,
@@ -193,7 +193,7 @@ def test_slots_are_held_to_eagers_keys_and_values(tiny: Checkpoint) -> None:
 def test_the_poison_is_strong_in_half_precision_too(tiny: Checkpoint) -> None:
     decoder = Broken(eager_model(tiny, torch.float16), M, calls.sees_unwritten)
     report = judge(decoder, tiny, replace(OPTIONS, checks=("slots",)))
-    assert failed(report) == {"slots"} and "what lies in unwritten slots moves the outputs" in report.checks[0].message
+    assert failed(report) == {"slots"} and "what unwritten slots hold moves the outputs" in report.checks[0].message
 
 
 def test_what_has_moved() -> None:

@@ -89,7 +89,7 @@ HEAD, UP, EMBEDDING = "lm_head.weight", "model.layers.1.mlp.up_proj.weight", "mo
 BIT = exponent_bit("model.layers.2.mlp.down_proj.weight")
 NO_TOKEN = replace(TINY, vocab_size=1)
 HALF, BRAIN = torch.float16, torch.bfloat16
-HIDDEN = "what lies in slots that may be seen has no influence either"
+HIDDEN = "what visible slots hold has no influence either"
 
 SITUATIONS: dict[str, Situation] = {
     "a vocabulary of one token": Situation(nothing, "all the same among the outputs", config=NO_TOKEN),

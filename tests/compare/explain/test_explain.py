@@ -78,7 +78,7 @@ def test_a_check_about_the_end_of_the_cache_has_a_sentence_too(tiny: MemoryCheck
 
 def test_the_calls_of_the_check_that_failed_are_looked_into(tiny: MemoryCheckpoint) -> None:
     greedy = explained(tiny, second_choice, "greedy")
-    assert greedy.where == "in the calls of greedy (a prompt of 24 tokens and the 40 generated behind it)"
+    assert greedy.where == "in the calls of greedy (a prompt of 24 tokens and the 40 generated after it)"
     assert greedy.sentences[0] == f"{greedy.where}: {NOTE}" and greedy.diagnosis is not None
     chunked = explained(tiny, chunk_sees_only_itself, "chunked")
     assert chunked.where.startswith("in the calls of chunked") and chunked.diagnosis is not None

@@ -75,12 +75,12 @@ def logits_where(first: int, last: int, axis: int, sizes: range, value: float) -
         for name, added in (("added", value), ("nothing", 0.0)):
             model.graph.initializer.append(numpy_helper.from_array(np.array(added, np.float32), f"gap.{name}"))
         made = [
-            ("GreaterOrEqual", ["position_ids", "gap.first"], "gap.behind"),
+            ("GreaterOrEqual", ["position_ids", "gap.first"], "gap.after"),
             ("LessOrEqual", ["position_ids", "gap.last"], "gap.before"),
             ("Shape", ["position_ids"], "gap.shape"),
             ("GreaterOrEqual", ["gap.shape", "gap.least"], "gap.many"),
             ("LessOrEqual", ["gap.shape", "gap.most"], "gap.few"),
-            ("And", ["gap.behind", "gap.before"], "gap.where"),
+            ("And", ["gap.after", "gap.before"], "gap.where"),
             ("And", ["gap.many", "gap.few"], "gap.when"),
             ("And", ["gap.where", "gap.when"], "gap.both"),
             ("Unsqueeze", ["gap.both", "gap.axis"], "gap.wide"),

@@ -313,9 +313,9 @@ function luminance(color) {
   return .2126 * r + .7152 * g + .0722 * b;
 }
 function contrast(view, element) {
-  let behind = element;
-  while (behind && rgba(view.getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
-  const pair = [view.getComputedStyle(element).color, behind ? view.getComputedStyle(behind).backgroundColor : ""];
+  let after = element;
+  while (after && rgba(view.getComputedStyle(after).backgroundColor)[3] === 0) after = after.parentElement;
+  const pair = [view.getComputedStyle(element).color, after ? view.getComputedStyle(after).backgroundColor : ""];
   const [low, high] = pair.map(rgba).map(luminance).sort((a, b) => a - b);
   return (high + .05) / (low + .05);
 }

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockexport.export.lint.lint_finding import Finding
+from blockexport.export.lint.lint_finding import LintFinding
 from blockexport.export.lint.lint_graph import lint
 from tests.export.tensorrt.trt_support import (
     BATCH,
@@ -95,7 +95,7 @@ def rules(model: onnx.ModelProto) -> set[str]:
     return {finding.rule for finding in lint(model)}
 
 
-def found(model: onnx.ModelProto, rule: str) -> Finding:
+def found(model: onnx.ModelProto, rule: str) -> LintFinding:
     """The one finding of a rule."""
     (finding,) = (finding for finding in lint(model) if finding.rule == rule)
     return finding

@@ -218,7 +218,7 @@ def test_a_function_that_calls_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("taken", ["then_branch", "else_branch"])
 def test_keys_out_of_either_branch_come_from_its_cache(taken: str) -> None:
-    """Both branches name their value alike; one of them gives the cache, behind a node or as it is."""
+    """Both branches name their value alike; one of them gives the cache, after a node or as it is."""
     branches = {}
     for name in ("then_branch", "else_branch"):
         result = node("Identity", ["present_key" if name == taken else "key"], ["keys"])

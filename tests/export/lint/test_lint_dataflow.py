@@ -80,7 +80,7 @@ PATHS: dict[str, Callable[[str, str], list[onnx.NodeProto]]] = {
 
 
 def _behind(path: str, key: str, values: str, *mask: str, **attributes: Any) -> onnx.ModelProto:
-    """Attention to keys and values behind the nodes of a path."""
+    """Attention to keys and values after the nodes of a path."""
     between = [*PATHS[path](key, "keys"), *PATHS[path](values, "values")]
     attention = attend("query", "keys", "values", *mask, **attributes)
     return cached_attention([*WRITES, *between, attention], initializers=CONSTANTS)
@@ -256,8 +256,8 @@ def test_a_cache_of_values_alone_is_a_cache() -> None:
 
 
 def test_what_stands_between_a_cache_and_the_graphs_ends_is_told_once() -> None:
-    behind = [write_cache("past_key", "key", "written"), node("Identity", ["written"], ["present_key"])]
-    assert rules(_key_cache(*behind, key="written")) == {"cache-not-output"}
+    after = [write_cache("past_key", "key", "written"), node("Identity", ["written"], ["present_key"])]
+    assert rules(_key_cache(*after, key="written")) == {"cache-not-output"}
     stored = _key_cache(WRITES[0])
     stored.graph.initializer.append(constant("past_key", np.zeros((1, 2, SLOTS, HEAD_DIM)), np.float16))
     assert rules(stored) == {"cache-not-input"}

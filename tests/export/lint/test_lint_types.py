@@ -60,7 +60,7 @@ def _both(op_type: str, **attributes: Any) -> list[onnx.NodeProto]:
 
 
 def _norm(*squares: onnx.NodeProto, x: int = HALF, wide: bool = False) -> onnx.ModelProto:
-    """x / sqrt(mean + eps) behind nodes that make `mean`; in float32 from there on where `wide`."""
+    """x / sqrt(mean + eps) after nodes that make `mean`; in float32 from there on where `wide`."""
     element = FLOAT if wide else x
     number = helper.tensor_dtype_to_np_dtype(element)
     nodes = [
@@ -89,14 +89,14 @@ TRAPS = {
             for name in ("cos", "sin")
         )
     ),
-    "rope-tables behind Identity": _rope(*_both("Identity"), content=TABLE.astype(np.float16)),
+    "rope-tables after Identity": _rope(*_both("Identity"), content=TABLE.astype(np.float16)),
     "rope-tables as inputs": _rope(),
     "rope-tables by angles": graph_of(
         [node("Cos", ["x"], ["y"])], [value("x", HALF, HIDDEN)], [value("y", HALF, HIDDEN)]
     ),
     "norm-statistics by Pow": _norm(node("Pow", ["x", "two"], ["squares"]), MEAN),
     "norm-statistics by Mul": _norm(node("Mul", ["x", "x"], ["squares"]), MEAN),
-    "norm-statistics behind Identity": _norm(
+    "norm-statistics after Identity": _norm(
         node("Identity", ["x"], ["again"]),
         node("Mul", ["x", "again"], ["product"]),
         node("Identity", ["product"], ["squares"]),

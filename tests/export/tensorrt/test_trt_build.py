@@ -29,7 +29,7 @@ from tests.support import shared_path
 
 
 def tensor_bytes(path: Path) -> int:
-    """The bytes of a safetensors file behind its header, which begins with its own length."""
+    """The bytes of a safetensors file after its header, which begins with its own length."""
     with path.open("rb") as file:
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
@@ -134,7 +134,7 @@ def test_only_queries_get_positions_of_their_own(stories: dict[Precision, Path])
     [
         ("os.abort()", UsageError, r"tensorrt-rtx ended in the middle of the build \(SIGABRT: last words\)"),
         ("os._exit(3)", UsageError, r"ended in the middle of the build \(exit status 3: last words\)"),
-        ("os.kill(os.getpid(), 9)", NotJudgedError, "was killed, most likely for want of memory"),
+        ("os.kill(os.getpid(), 9)", NotJudgedError, "was killed, most likely because memory ran out"),
     ],
 )
 def test_a_crash_of_tensorrt_is_one_message(

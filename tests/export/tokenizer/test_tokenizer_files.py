@@ -37,7 +37,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def _write(source: Path | str, bundle: Path) -> tuple[list[str], list[str]]:
-    """The names written (which must be what lies in the folder) and the notes."""
+    """The names written (which must be what is in the folder) and the notes."""
     notes: list[str] = []
     names = write_tokenizer_files(open_checkpoint(str(source)), bundle, notes.append)
     assert sorted(names) == sorted(path.name for path in bundle.iterdir())

@@ -1,4 +1,4 @@
-"""What needs headers that no package index has: TensorRT's back end compiled, and the onnxruntime-genai sample run."""
+"""What needs headers that no package index has: TensorRT's backend compiled, and the onnxruntime-genai sample run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MANY, TWO = ("7.5", "8.6", "8.9", "12.0"), ("8.9", "12.1")
 
 @pytest.fixture(scope="module")
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Engines for four generations, for two and for one; the names are in the other order."""
+    """Engines for four compute capabilities, for two and for one; the names are in the other order."""
     folder = tmp_path_factory.mktemp("exported") / "bundle"
     manifest = export(random_model(num_hidden_layers=1, layer_types=(), sliding_window=None), folder, Precision.FP16)
     for targets in (("8.9",), TWO, MANY, ("10.0",)):

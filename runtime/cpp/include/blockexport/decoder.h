@@ -65,7 +65,7 @@ class Decoder {
   /// Appends a chunk to every row: the prompt at first, further chunks of it later. `lengths` are the valid tokens of
   /// each row when shorter ones are padded on the right; empty means all. Logits of padding mean nothing; an artifact of
   /// last_logits_only gives those of each row's last valid token.
-  /// Throws Error when the chunk, padding included, does not fit behind what is cached.
+  /// Throws Error when the chunk, padding included, does not fit after what is cached.
   Logits prefill(const Inputs& inputs, const std::vector<std::int64_t>& lengths = {});
 
   /// Appends one token to every row.
@@ -77,7 +77,7 @@ class Decoder {
   Logits forward(const Inputs& inputs, const std::vector<std::int64_t>& position_ids);
 
  protected:
-  /// Allocates nothing: a back end calls reset() when it is ready.
+  /// Allocates nothing: a backend calls reset() when it is ready.
   explicit Decoder(Manifest manifest);
 
   /// Makes zeroed caches of `batch_size` rows.
@@ -92,7 +92,7 @@ class Decoder {
   std::vector<std::int64_t> lengths_;
 };
 
-/// How a bundle is opened. A field that a back end has no use for must keep its default.
+/// How a bundle is opened. A field that a backend has no use for must keep its default.
 struct DecoderOptions {
   std::string backend;             ///< one of backends(); empty takes the first of them
   int threads = 0;                 ///< inside an operator (onnxruntime); 0 leaves the choice to the runtime
@@ -103,11 +103,11 @@ struct DecoderOptions {
   bool verify_weights = false;     ///< read every file that is run whole, and not a sample of its pages, for its SHA-256
 };
 
-/// The back ends this library was built with: of `onnxruntime`, `aoti`, `tensorrt`, `tensorrt-rtx`.
+/// The backends this library was built with: of `onnxruntime`, `aoti`, `tensorrt`, `tensorrt-rtx`.
 std::vector<std::string> backends();
 
 /// Opens the bundle in `bundle` with an empty cache of one row.
-/// Throws Error: no bundle, a back end that is not built in, an artifact that does not fit the manifest or the machine, a
+/// Throws Error: no bundle, a backend that is not built in, an artifact that does not fit the manifest or the machine, a
 /// file that is not the one the manifest lists.
 std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const DecoderOptions& options = {});
 

@@ -17,14 +17,14 @@ struct Generation {
   std::vector<std::int64_t> ids;
   FinishReason reason = FinishReason::kLength;
   double prefill_seconds = 0.0;
-  double decode_seconds = 0.0;  ///< of all steps behind the prompt
+  double decode_seconds = 0.0;  ///< of all steps after the prompt
   std::int64_t steps = 0;
 };
 
 /// Positions per prefill call: logits of a whole long prompt would take gigabytes.
 inline constexpr std::int64_t kPrefillChunk = 512;
 
-/// Puts `ids` into the cache behind what is there, in chunks, and returns the logits behind the last.
+/// Puts `ids` into the cache after what is there, in chunks, and returns the logits after the last.
 std::vector<float> feed(Decoder& decoder, const std::vector<std::int64_t>& ids);
 
 /// Continues `prompt` with a decoder, whose cache is emptied first, until a stop token, `max_new_tokens` or the last

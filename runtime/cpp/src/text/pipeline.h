@@ -38,7 +38,7 @@ struct Template {
 };
 Template make_template(const Json& part);
 
-/// Bytes behind a token, and how the bytes of several become text.
+/// Bytes after a token, and how the bytes of several become text.
 struct TokenBytes {
   enum class Kind { kByteLevel, kFallback, kMetaspace };
   Kind kind = Kind::kByteLevel;

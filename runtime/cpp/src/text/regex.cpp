@@ -57,7 +57,7 @@ class RegexCompiler {
     const std::size_t start = here();
     const std::size_t least = sequence();
     if (!take(U"|")) return least;
-    // What was compiled moves one place down behind a split, and jumps over the other alternatives at its end.
+    // What was compiled moves one place down after a split, and jumps over the other alternatives at its end.
     insert_split(start);
     const std::size_t jump = emit(Op::kJump);
     out_.program_[start].y = here();

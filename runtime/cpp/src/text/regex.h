@@ -36,7 +36,7 @@ class Regex {
   enum class Op { kSet, kSplit, kJump, kAhead, kNotAhead, kMatch };
   struct Instruction {
     Op op;
-    std::size_t x = 0, y = 0;  // set; preferred and other branch; where to go; behind the look-ahead
+    std::size_t x = 0, y = 0;  // set; preferred and other branch; where to go; after the look-ahead
   };
 
  private:

@@ -220,7 +220,7 @@ std::u32string nfc(const std::u32string& points) {
   sort_marks(parts);
   std::u32string out;
   std::size_t starter = std::u32string::npos;
-  int last_class = -1;  // class of the last mark kept behind the starter; -1: none
+  int last_class = -1;  // class of the last mark kept after the starter; -1: none
   for (const char32_t point : parts) {
     const int order = combining_class(point);
     const bool blocked = starter == std::u32string::npos || last_class >= order;
