@@ -154,6 +154,8 @@ def wrong_pair(wrong: str, convention: str, files: Files, source: Path, folder: 
     if wrong == "eps":
         return files, with_config(source, folder / "other", rms_norm_eps=1e-2)
     if wrong == "window dropped":
+        if convention == "StaticCache":
+            return None  # the mask comes from outside, and the window with it
         if config["model_type"] != "llama":
             return None  # its files have a window of their own, or its biases and norms are no other family's
         changes = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 9}
