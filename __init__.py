@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blockexport.export.tensorrt.trt_adapter import BuildOptions
+    from blockexport.exporting import ExportedBundle
     from blockexport.library import (
-        ExportedBundle,
         build_engine,
         compare_bundle,
         export_bundle,
@@ -25,11 +26,29 @@ if TYPE_CHECKING:
         open_decoder,
         redeclare,
     )
+    from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
 
     __version__: str
 
+_HOMES = {
+    "BlockexportError": "models.errors",
+    "BuildOptions": "export.tensorrt.trt_adapter",
+    "ExportedBundle": "exporting",
+    "NotJudgedError": "models.errors",
+    "UsageError": "models.errors",
+    "build_engine": "library",
+    "compare_bundle": "library",
+    "export_bundle": "library",
+    "inspect_model": "library",
+    "open_decoder": "library",
+    "redeclare": "library",
+}
 __all__ = [
+    "BlockexportError",
+    "BuildOptions",
     "ExportedBundle",
+    "NotJudgedError",
+    "UsageError",
     "__version__",
     "build_engine",
     "compare_bundle",
@@ -45,10 +64,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("blockexport")
-    if name in __all__:
-        from blockexport import library
+    if name in _HOMES:
+        from importlib import import_module
 
-        return getattr(library, name)
+        return getattr(import_module(f"blockexport.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

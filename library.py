@@ -7,49 +7,40 @@ Every function raises a `BlockexportError` (`blockexport.models.errors`) with on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.exporting import Explainer, ExportedBundle
+from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
+from blockexport.models.whole_number import whole
 
 if TYPE_CHECKING:
-    from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
     from blockexport.export.bundle.file_check import Verify
     from blockexport.export.bundle.manifest import Manifest
-    from blockexport.export.bundle.stage import Stage
-    from blockexport.export.graph.onnx_graph import GraphOptions
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
-    from blockexport.models.checkpoints.checkpoint import Checkpoint
     from blockexport.runtime.decoder import Decoder
 
-DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
 DEFAULT_PREFILL = 512  # tokens per row and step of an engine, where the cache is not smaller
 DEFAULT_BATCH = 8  # rows of an engine
-PARITY = "parity"  # the folder of the report inside the bundle
-
-Explainer = Callable[["Judgement"], "Report"]
-"""How a judgement becomes a report: with the place and the cause of a difference, or with the verdict alone."""
 
 
-@dataclass(frozen=True)
-class ExportedBundle:
-    """Where a bundle went, and what is known of it.
+class BuiltEngine(NamedTuple):
+    """An engine in its bundle; `timing_cache` is None where none was asked for."""
 
-    Attributes:
-        folder: the bundle; one that was judged and found bad is kept beside its place as `NAME.rejected`.
-        manifest: what it holds.
-        report: the judgement; None where it was not asked for, or could not be made.
-        not_judged: why it could not be judged on this machine.
-    """
-
-    folder: Path
+    name: str
     manifest: Manifest
-    report: Report | None = None
-    not_judged: str | None = None
+    timing_cache: bytes | None
+
+
+class Redeclared(NamedTuple):
+    """A bundle's new manifest, and the files that were made for the old M and are no longer listed."""
+
+    manifest: Manifest
+    dropped: list[str]
 
 
 def export_bundle(
@@ -94,30 +85,20 @@ def export_bundle(
         UsageError: a checkpoint that cannot be read or exported, something in the way of the output, a disk too small.
         NotJudgedError: there is too little memory to judge the bundle.
     """
-    from blockexport.export.bundle.stage import staged
-    from blockexport.export.output.disk import space_errors
-    from blockexport.export.output.place import bundle_place, inputs_of
-    from blockexport.export.preflight import check_room
-    from blockexport.models.checkpoints.sources import open_checkpoint
+    from blockexport.exporting import Wish, prove_and_seal
 
-    output, inputs = Path(output), inputs_of(str(model))
-    bundle_place(output, inputs, force=force)  # before the model is read, or fetched
-    checkpoint = open_checkpoint(str(model), seed=seed)
-    options = _graph_options(
-        checkpoint, _precision(precision), max_sequence_length, headless, last_logits_only, beyond_trained_range
+    wish = Wish(
+        _precision(precision),
+        whole("max_sequence_length", max_sequence_length, least=1),
+        headless=headless,
+        last_logits_only=last_logits_only,
+        pt2=pt2,
+        compare=compare,
+        seed=whole("seed", seed),
+        force=force,
+        beyond_trained_range=beyond_trained_range,
     )
-    numbers = check_room(checkpoint, options, output, judged=compare, pt2=pt2)
-    if numbers is not None:
-        note(numbers)
-    with staged(output, inputs, force=force) as stage:
-        with space_errors(stage.folder):
-            manifest = _write(checkpoint, stage.folder, options, pt2, progress, note)
-        judged = _judge(checkpoint, stage.folder, manifest, progress) if compare else None
-        if judged is None or isinstance(judged, str):
-            stage.seal(manifest)
-            return ExportedBundle(stage.target, manifest, not_judged=judged)
-        report = judged.explained(progress) if explain is None else explain(judged)
-        return _settle(stage, manifest, report)
+    return prove_and_seal(str(model), Path(output), wish, explain, progress, note)
 
 
 def compare_bundle(
@@ -161,7 +142,9 @@ def compare_bundle(
     from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder as opened
 
-    folder = Path(bundle)
+    if isinstance(checks, str):
+        raise UsageError(f"checks is {checks!r}, and has to be a list of names: [{checks!r}]")
+    folder, slots = Path(bundle), whole("max_sequence_length", max_sequence_length, least=1)
     manifest = read_manifest(folder)
     backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision)
@@ -169,7 +152,7 @@ def compare_bundle(
     decoder = opened(
         folder,
         backend,
-        max_sequence_length=max_sequence_length,
+        max_sequence_length=slots,
         model=model,
         verify="nothing",  # a changed file is judged as it is, and a note says so
     )
@@ -178,7 +161,7 @@ def compare_bundle(
         folder,
         backend,
         checks=tuple(checks),
-        decode_steps=decode_steps,
+        decode_steps=whole("decode_steps", decode_steps, least=1),
         text=text,
         token_ids=token_ids,
         locate=locate,
@@ -197,7 +180,7 @@ def build_engine(
     max_prefill: int | None = None,
     options: BuildOptions | None = None,
     progress: Progress = silent,
-) -> tuple[str, Manifest, bytes | None]:
+) -> BuiltEngine:
     """Build a TensorRT engine from a bundle's graph and add it to the bundle. Engines have never been executed by us.
 
     Args:
@@ -208,9 +191,6 @@ def build_engine(
         max_prefill: most tokens per row and step; by default M, at most 512.
         options: of the builder.
         progress: told how far the work is.
-
-    Returns:
-        The engine's name in the bundle, the new manifest, and the timing cache, where one was asked for.
 
     Raises:
         NotJudgedError: TensorRT is not installed, or there is no GPU and none was named.
@@ -229,13 +209,14 @@ def build_engine(
     from blockexport.export.tensorrt.trt_process import Request, build_engine_file
 
     folder, options = Path(bundle), options or BuildOptions()
+    rows, prefill = whole("max_batch_size", max_batch_size, least=1), whole("max_prefill", max_prefill, least=1)
     adapter = choose_backend(backend)
     targets = adapter.targets(compute_capabilities)
     adapter.check_options(options)
     manifest = read_manifest(folder)
     adapter.check_precision(manifest.precision, targets)
     slots = manifest.max_sequence_length
-    profiles = bundle_profiles(manifest, max_batch_size, max_prefill or min(DEFAULT_PREFILL, slots))
+    profiles = bundle_profiles(manifest, rows, prefill or min(DEFAULT_PREFILL, slots))
     check_sources(folder, manifest)
     name = engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:
@@ -243,7 +224,7 @@ def build_engine(
         built = build_engine_file(request, progress)
         entry = engine_entry(manifest, adapter, targets, profiles, options, built)
         manifest = place_engine(folder, partial, name, entry, manifest)
-    return name, manifest, built.timing_cache
+    return BuiltEngine(name, manifest, built.timing_cache)
 
 
 def open_decoder(
@@ -271,13 +252,16 @@ def open_decoder(
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact.
     """
+    from blockexport.export.bundle.file_check import Verify
     from blockexport.runtime.backends import ONNXRUNTIME
     from blockexport.runtime.open import open_decoder as opened
 
+    if verify not in get_args(Verify):
+        raise UsageError(f"verify is {verify!r}: there are {', '.join(get_args(Verify))}")
     return opened(
         Path(bundle),
         backend or ONNXRUNTIME.name,
-        max_sequence_length=max_sequence_length,
+        max_sequence_length=whole("max_sequence_length", max_sequence_length, least=1),
         model=model,
         low_memory=low_memory,
         threads=threads,
@@ -287,7 +271,7 @@ def open_decoder(
 
 def redeclare(
     bundle: str | Path, max_sequence_length: int, output: str | Path | None = None, *, force: bool = False
-) -> tuple[Manifest, list[str]]:
+) -> Redeclared:
     """Give a bundle another number of cache slots, in place or as a copy, without exporting it again.
 
     Args:
@@ -296,15 +280,13 @@ def redeclare(
         output: where to put a bundle with the new M; None changes `bundle` itself.
         force: replace an older bundle in `output`.
 
-    Returns:
-        The new manifest, and the names of files that were made for the old M and are no longer listed.
-
     Raises:
         UsageError: M is out of range, or a file is not the one that the manifest lists. Nothing has changed then.
     """
     from blockexport.export.redeclare import redeclare as declare
 
-    return declare(Path(bundle), max_sequence_length, None if output is None else Path(output), force=force)
+    slots = whole("max_sequence_length", max_sequence_length, least=1)
+    return Redeclared(*declare(Path(bundle), slots, None if output is None else Path(output), force=force))
 
 
 def inspect_model(
@@ -326,91 +308,11 @@ def inspect_model(
 
     config = open_config(str(model))
     own = next((p for p in Precision if p.dtype_name == config.dtype), Precision.FP32)
-    return describe(config, tokens, batch_size, own if precision is None else _precision(precision))
+    rows = whole("batch_size", batch_size, least=1)
+    return describe(config, whole("tokens", tokens, least=1), rows, own if precision is None else _precision(precision))
 
 
 def _precision(name: Precision | str) -> Precision:
     if name not in list(Precision):
         raise UsageError(f"no precision {str(name)!r}: there are {', '.join(Precision)}")
     return Precision(name)
-
-
-def _graph_options(
-    checkpoint: Checkpoint, precision: Precision, slots: int | None, headless: bool, last: bool, beyond: bool
-) -> GraphOptions:
-    from blockexport.export.graph.onnx_graph import GraphOptions
-
-    reach = checkpoint.config.max_position_embeddings
-    if slots is not None and slots > reach and not beyond:
-        raise UsageError(
-            f"--max-sequence-length {slots} is beyond the {reach} positions the model was trained for: choose at most "
-            f"{reach}, or add --beyond-trained-range"
-        )
-    if headless and last:
-        raise UsageError("--headless has no logits: leave out --logits last")
-    chosen = min(DEFAULT_SLOTS, reach) if slots is None else slots
-    return GraphOptions(precision, chosen, headless=headless, last_logits_only=last)
-
-
-def _write(
-    checkpoint: Checkpoint,
-    folder: Path,
-    options: GraphOptions,
-    pt2: bool,
-    progress: Progress,
-    note: Callable[[str], None],
-) -> Manifest:
-    """Everything but the proof. The manifest is written, too: the runtimes that judge the bundle read it."""
-    from blockexport.export.bundle.bundle import file_entries
-    from blockexport.export.bundle.manifest import write_manifest
-    from blockexport.export.onnx_export import export_onnx
-    from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
-    from blockexport.runtime.text.chat_turns import write_chat_turns
-
-    manifest = export_onnx(checkpoint, folder, options, progress=progress, note=note)
-    check_tokenizer(folder, checkpoint.config.vocab_size, note)
-    added = write_chat_turns(folder, note)
-    if pt2:
-        from blockexport.export.pt2 import write_pt2
-
-        added.append(write_pt2(checkpoint, options, folder))
-    manifest = replace(manifest, files={**manifest.files, **file_entries(folder, added)})
-    write_manifest(folder, manifest)
-    return manifest
-
-
-def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
-    """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
-    from blockexport.compare.judge import run_checks
-    from blockexport.compare.judged_bundle import bundle_options
-    from blockexport.runtime.backends import require_judgeable, usual_backend
-    from blockexport.runtime.open import open_decoder as opened
-
-    try:
-        backend = usual_backend(manifest.precision)
-        require_judgeable(backend, manifest.precision)
-        decoder = opened(folder, backend, verify="nothing")  # written a moment ago
-        return run_checks(decoder, checkpoint, bundle_options(folder, backend), progress)
-    except NotJudgedError as error:
-        return str(error)
-
-
-def _settle(stage: Stage, manifest: Manifest, report: Report) -> ExportedBundle:
-    """Seal the bundle with its report, or put it aside where it was judged and found bad."""
-    from blockexport.compare.core.check import Verdict
-    from blockexport.compare.report.report_files import write_report
-    from blockexport.export.bundle.bundle import file_entries
-    from blockexport.export.bundle.golden_file import write_golden
-    from blockexport.export.bundle.manifest import ONNX_FILE
-    from blockexport.export.output.disk import space_errors
-
-    names = [f"{PARITY}/{name}" for name in write_report(report, stage.folder / PARITY)]
-    if report.golden is not None:
-        with space_errors(stage.folder):
-            names.append(write_golden(stage.folder, report.golden))
-    made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
-    manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
-    if report.verdict is Verdict.FAIL:
-        return ExportedBundle(stage.reject(manifest), manifest, report)
-    stage.seal(manifest)
-    return ExportedBundle(stage.target, manifest, report)

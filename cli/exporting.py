@@ -14,7 +14,7 @@ from blockexport.models.precision import Precision
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
-    from blockexport.library import ExportedBundle
+    from blockexport.exporting import ExportedBundle
 
 EXIT_NOT_JUDGED = 3
 

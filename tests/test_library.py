@@ -93,6 +93,10 @@ def test_a_model_is_counted() -> None:
         ({"max_sequence_length": 65}, "beyond the 64 positions"),
         ({"headless": True, "last_logits_only": True}, "has no logits"),
         ({"precision": "int3"}, "no precision 'int3'"),
+        ({"max_sequence_length": 0}, "max_sequence_length is 0, and has to be a whole number of at least 1"),
+        ({"max_sequence_length": 32.5}, "max_sequence_length is 32.5"),
+        ({"max_sequence_length": "64"}, "max_sequence_length is '64'"),
+        ({"seed": "a"}, "seed is 'a', and has to be a whole number"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(
@@ -101,6 +105,22 @@ def test_wrong_options_are_refused_before_anything_is_written(
     with pytest.raises(UsageError, match=message):
         blockexport.export_bundle(checkpoint, tmp_path / "bundle", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_values_are_refused_and_never_taken_for_others(made: blockexport.ExportedBundle) -> None:
+    for call, message in (
+        (lambda: blockexport.open_decoder(made.folder, verify="all"), "verify is 'all': there are sample, whole"),  # type: ignore[arg-type]
+        (lambda: blockexport.open_decoder(made.folder, max_sequence_length=0), "at least 1"),
+        (lambda: blockexport.compare_bundle(made.folder, decode_steps=0), "decode_steps is 0"),
+        (lambda: blockexport.compare_bundle(made.folder, max_sequence_length=-1), "max_sequence_length is -1"),
+        (lambda: blockexport.compare_bundle(made.folder, checks="decode"), r"has to be a list of names: \['decode'\]"),
+        (lambda: blockexport.inspect_model("tiny", tokens=-5), "tokens is -5"),
+        (lambda: blockexport.inspect_model("tiny", batch_size=0), "batch_size is 0"),
+        (lambda: blockexport.redeclare(made.folder, 0), "max_sequence_length is 0"),
+        (lambda: blockexport.build_engine(made.folder, max_batch_size=-1), "max_batch_size is -1"),
+    ):
+        with pytest.raises(blockexport.UsageError, match=message):
+            call()
 
 
 def test_the_version_is_the_package_s() -> None:

@@ -1,0 +1,173 @@
+"""An export, from a checkpoint to a sealed bundle: write, judge, seal. `blockexport.export_bundle` is the way in.
+
+Graph and weights are written by `export`, run by `runtime`, judged by `compare`, and only then is the bundle sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+from blockexport.models.progress import Progress
+
+if TYPE_CHECKING:
+    from blockexport.compare.judge import Judgement
+    from blockexport.compare.report.report import Report
+    from blockexport.export.bundle.manifest import Manifest
+    from blockexport.export.bundle.stage import Stage
+    from blockexport.export.graph.onnx_graph import GraphOptions
+    from blockexport.models.checkpoints.checkpoint import Checkpoint
+
+DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
+PARITY = "parity"  # the folder of the report inside the bundle
+
+Explainer = Callable[["Judgement"], "Report"]
+"""How a judgement becomes a report: with the place and the cause of a difference, or with the verdict alone."""
+
+
+@dataclass(frozen=True)
+class ExportedBundle:
+    """Where a bundle went, and what is known of it.
+
+    Attributes:
+        folder: the bundle; one that was judged and found bad is kept beside its place as `NAME.rejected`.
+        manifest: what it holds.
+        report: the judgement; None where it was not asked for, or could not be made.
+        not_judged: why it could not be judged on this machine.
+    """
+
+    folder: Path
+    manifest: Manifest
+    report: Report | None = None
+    not_judged: str | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for; see `blockexport.export_bundle` for the members."""
+
+    precision: Precision
+    max_sequence_length: int | None = None
+    headless: bool = False
+    last_logits_only: bool = False
+    pt2: bool = False
+    compare: bool = True
+    seed: int = 0
+    force: bool = False
+    beyond_trained_range: bool = False
+
+
+def prove_and_seal(
+    model: str,
+    output: Path,
+    wish: Wish,
+    explain: Explainer | None,
+    progress: Progress,
+    note: Callable[[str], None],
+) -> ExportedBundle:
+    """Write a bundle beside its place, judge it, and move it there; see `blockexport.export_bundle`."""
+    from blockexport.export.bundle.stage import staged
+    from blockexport.export.output.disk import space_errors
+    from blockexport.export.output.place import bundle_place, inputs_of
+    from blockexport.export.preflight import check_room
+    from blockexport.models.checkpoints.sources import open_checkpoint
+
+    inputs = inputs_of(model)
+    bundle_place(output, inputs, force=wish.force)  # before the model is read, or fetched
+    checkpoint = open_checkpoint(model, seed=wish.seed)
+    options = _graph_options(checkpoint, wish)
+    numbers = check_room(checkpoint, options, output, judged=wish.compare, pt2=wish.pt2)
+    if numbers is not None:
+        note(numbers)
+    with staged(output, inputs, force=wish.force) as stage:
+        with space_errors(stage.folder):
+            manifest = _write(checkpoint, stage.folder, options, wish.pt2, progress, note)
+        judged = _judge(checkpoint, stage.folder, manifest, progress) if wish.compare else None
+        if judged is None or isinstance(judged, str):
+            stage.seal(manifest)
+            return ExportedBundle(stage.target, manifest, not_judged=judged)
+        report = judged.explained(progress) if explain is None else explain(judged)
+        return _settle(stage, manifest, report)
+
+
+def _graph_options(checkpoint: Checkpoint, wish: Wish) -> GraphOptions:
+    from blockexport.export.graph.onnx_graph import GraphOptions
+
+    reach, slots = checkpoint.config.max_position_embeddings, wish.max_sequence_length
+    if slots is not None and slots > reach and not wish.beyond_trained_range:
+        raise UsageError(
+            f"--max-sequence-length {slots} is beyond the {reach} positions the model was trained for: choose at most "
+            f"{reach}, or add --beyond-trained-range"
+        )
+    if wish.headless and wish.last_logits_only:
+        raise UsageError("--headless has no logits: leave out --logits last")
+    chosen = min(DEFAULT_SLOTS, reach) if slots is None else slots
+    return GraphOptions(wish.precision, chosen, headless=wish.headless, last_logits_only=wish.last_logits_only)
+
+
+def _write(
+    checkpoint: Checkpoint,
+    folder: Path,
+    options: GraphOptions,
+    pt2: bool,
+    progress: Progress,
+    note: Callable[[str], None],
+) -> Manifest:
+    """Everything but the proof. The manifest is written, too: the runtimes that judge the bundle read it."""
+    from blockexport.export.bundle.bundle import file_entries
+    from blockexport.export.bundle.manifest import write_manifest
+    from blockexport.export.onnx_export import export_onnx
+    from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
+    from blockexport.runtime.text.chat_turns import write_chat_turns
+
+    manifest = export_onnx(checkpoint, folder, options, progress=progress, note=note)
+    check_tokenizer(folder, checkpoint.config.vocab_size, note)
+    added = write_chat_turns(folder, note)
+    if pt2:
+        from blockexport.export.pt2 import write_pt2
+
+        added.append(write_pt2(checkpoint, options, folder))
+    manifest = replace(manifest, files={**manifest.files, **file_entries(folder, added)})
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
+    """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
+    from blockexport.compare.judge import run_checks
+    from blockexport.compare.judged_bundle import bundle_options
+    from blockexport.runtime.backends import require_judgeable, usual_backend
+    from blockexport.runtime.open import open_decoder as opened
+
+    try:
+        backend = usual_backend(manifest.precision)
+        require_judgeable(backend, manifest.precision)
+        decoder = opened(folder, backend, verify="nothing")  # written a moment ago
+        return run_checks(decoder, checkpoint, bundle_options(folder, backend), progress)
+    except NotJudgedError as error:
+        return str(error)
+
+
+def _settle(stage: Stage, manifest: Manifest, report: Report) -> ExportedBundle:
+    """Seal the bundle with its report, or put it aside where it was judged and found bad."""
+    from blockexport.compare.core.check import Verdict
+    from blockexport.compare.report.report_files import write_report
+    from blockexport.export.bundle.bundle import file_entries
+    from blockexport.export.bundle.golden_file import write_golden
+    from blockexport.export.bundle.manifest import ONNX_FILE
+    from blockexport.export.output.disk import space_errors
+
+    names = [f"{PARITY}/{name}" for name in write_report(report, stage.folder / PARITY)]
+    if report.golden is not None:
+        with space_errors(stage.folder):
+            names.append(write_golden(stage.folder, report.golden))
+    made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
+    manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
+    if report.verdict is Verdict.FAIL:
+        return ExportedBundle(stage.reject(manifest), manifest, report)
+    stage.seal(manifest)
+    return ExportedBundle(stage.target, manifest, report)
