@@ -46,4 +46,4 @@ def redeclare(
         return
     console.say(f"{place} has {manifest.max_sequence_length} cache slots", quiet=quiet)
     if dropped:
-        console.say(f"note: left out, being of another M: {', '.join(dropped)}", quiet=quiet)
+        console.say(f"note: dropped, because they were made for another M: {', '.join(dropped)}", quiet=quiet)
