@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 PACKAGES := models export runtime compare cli
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+THREADS ?= 1
 DEMO_BUNDLE ?= demo-bundle
 
 .PHONY: demo test test-full test-gpu lint docs clean
@@ -26,11 +27,11 @@ demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
 	@grep -q Paris build/demo-answer.txt || { echo "demo: the answer does not say Paris" >&2; exit 1; }
 
 test: lint $(VENV)/.with-smollm2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/pytest -m alone
 
 test-full: lint $(VENV)/.with-smollm2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not alone"
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone
 
 test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
