@@ -74,7 +74,7 @@ class Diagnosis:
         findings: defects that reproduce the artifact, best first. Those within a small factor of the best cannot be
             told apart from it on these tokens: `alike`.
         too_small: names of defects that move these logits by less than the noise, and so can be neither found nor
-            excluded.
+            excluded; without those that do not act in these calls at all.
         nearest: the defect that comes closest when none reproduces the artifact; None where that is not close.
         tried: number of defects, each possibly in several scopes.
         error: the artifact's rms error against the model with nothing wrong.
@@ -201,7 +201,7 @@ class _Trial:
             defects = [defect for defect in defects if not defect.in_blocks and not defect.reorders]
         cases = [case for defect in defects for case in self._scopes(defect, late)]
         outputs = self._quickly(cases)
-        left = [_left(case, self.evidence.outputs_PV, out, exact) for case, out in zip(cases, outputs, strict=True)]
+        left = [_left(case, self.evidence.outputs_PV, out, exact) for case, out in zip(cases, outputs, strict=False)]
         order = sorted(range(len(cases)), key=lambda i: left[i])
         close = [i for i in order if left[i] <= EXPLAINED.value][:CANDIDATES]
         return _Tried(self._judge([cases[i] for i in close], exact), self._small(cases, outputs, exact))
@@ -219,14 +219,19 @@ class _Trial:
         return tried
 
     def _quickly(self, cases: Sequence[Case]) -> list[torch.Tensor]:
-        """Outputs in float32: half precision is slow on a CPU, and who comes close can be told without it."""
-        if not cases:
-            return []
-        return self._path(torch.float32).run(cases, self.evidence.positions, self.progress)
+        """Outputs in float32: half precision is slow on a CPU, and who comes close can be told without it. Those with
+        nothing wrong come last."""
+        return self._path(torch.float32).run([*cases, Case()], self.evidence.positions, self.progress)
 
     def _small(self, cases: Sequence[Case], outputs: Sequence[torch.Tensor], exact: torch.Tensor) -> set[str]:
-        """Defects that move the logits by no more than the noise."""
-        return {c.defect.name for c, out in zip(cases, outputs, strict=True) if _rms(out, exact) <= self.noise}
+        """Defects that move the logits, and by no more than the noise: what changes no bit does not act in these calls
+        (a view in place of a transpose changes nothing of a single token)."""
+        *outputs, clean = outputs
+        return {
+            case.defect.name
+            for case, out in zip(cases, outputs, strict=True)
+            if _rms(out, exact) <= self.noise and not torch.equal(out, clean)
+        }
 
     def _path(self, dtype: torch.dtype) -> CachedPath:
         return self.evidence.path(self.checkpoint, dtype)

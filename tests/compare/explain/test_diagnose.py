@@ -59,6 +59,13 @@ def test_half_precision_names_what_is_larger_than_its_noise() -> None:
     assert any("too small to see on these tokens" in line and "norm epsilon 1e-06" in line for line in small.sentences)
 
 
+def test_what_cannot_act_in_the_calls_is_not_said_to_be_too_small() -> None:
+    """From position 9 on each call is of one token, whose heads need no transpose."""
+    late = Case(defect("gelu").defect, None, 9)
+    small = set(diagnose(CHECKPOINT, said(late, torch.float16)).too_small)
+    assert "eps_1e-06" in small and not small & {"heads_viewed", "merge_viewed"}
+
+
 def test_defects_that_do_the_same_on_these_tokens_are_both_named() -> None:
     """In the last call a slot not written, a stale one and one written too late, where it is masked, are one thing."""
     late = Case(defect("cache_not_written").defect, None, 13)
