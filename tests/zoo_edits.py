@@ -119,6 +119,12 @@ def slots(by: int) -> Spoil:
     return spoil
 
 
+def slot_zero(bench: Bench) -> None:
+    """Scatter without write indices, which starts at 0."""
+    for node in bench.nodes("TensorScatter"):
+        node.resize_inputs(2)
+
+
 def last_write_early(bench: Bench) -> None:
     """The last slot is never reached: a step into it writes to the one before."""
     length = bench.add("Shape", "position_ids", start=1, end=2)

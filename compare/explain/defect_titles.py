@@ -21,6 +21,7 @@ _TITLES = {
     "window_everywhere": "sliding window in every layer",
     "slot_late": "cache written one slot too late",
     "slot_early": "cache written one slot too early",
+    "slot_zero": "cache written at slot 0 in every call",
     "cache_not_written": "cache not written",
     "stale_slot": "one stale slot",
     "heads_viewed": "heads split without a transpose",

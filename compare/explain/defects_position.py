@@ -75,6 +75,11 @@ def cache_defects(config: ModelConfig, position: int | None) -> list[Defect]:
         Defect(
             "slot_early", "the cache slot is off by one: entries are written one slot too early", _shifted_slots(-1)
         ),
+        Defect(
+            "slot_zero",
+            "every call writes from slot 0 on, as a scatter without write indices does",
+            _SlotZero,
+        ),
         Defect("cache_not_written", "the cache is not written: new tokens' slots keep what they held", _stale(None)),
     ]
 
@@ -86,6 +91,11 @@ def _shifted_slots(by: int) -> type[LayerBlock]:
             return step._replace(write_indices_B=(step.write_indices_B + by).clamp(0, last))
 
     return WrongSlot
+
+
+class _SlotZero(StepBlock):
+    def change(self, step: Step, slots: int) -> Step:
+        return step._replace(write_indices_B=torch.zeros_like(step.write_indices_B))
 
 
 def _stale(position: int | None) -> type[LayerBlock]:
