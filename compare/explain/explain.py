@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from blockexport.compare.checks.check_constants import constants
+from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.core.check import CheckResult, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, gather
@@ -44,7 +46,8 @@ class Explanation:
         note: see `search`.
         where: whose calls were looked at, where they are not those of the judged sequence.
         wrong_slot: the first wrong slot of the cache, where a call before the first wrong output left it.
-        file: what the checks of the file's content that failed say: causes in themselves.
+        file: what the checks of the file's content that failed say, also where nobody asked for those checks: causes in
+            themselves.
         remarks: of each other failure why it is not explained.
     """
 
@@ -100,15 +103,28 @@ def explain(
     if not failed and not always:
         return None
     context.drop_eager()  # what explains runs eager layer by layer
-    context = copy(context)
+    whole, context = context, copy(context)
     context.checkpoint = KeptTensors(context.checkpoint)  # every pass of eager reads all of it again
     looker = _Looker(context, graph, note, tuple(result.message for result in failed if result.name in FILE))
     try:
         if any(result.name in ALONG for result in failed):
-            return looker.explain(_evidence(context))
-        return looker.elsewhere(failed) if failed else looker.sound()
+            found = looker.explain(_evidence(context))
+        else:
+            found = looker.elsewhere(failed) if failed else looker.sound()
     except ArtifactError as error:
         return Explanation(None, None, f"not located: {error}", file=looker.file)
+    return replace(found, file=(*found.file, *_unread(found, whole, results)))
+
+
+def _unread(found: Explanation, context: CheckContext, results: Sequence[CheckResult]) -> list[str]:
+    """What the file gives away to its own checks where they were not asked for, and outputs differ by no known
+    defect."""
+    if found.diagnosis is None or found.diagnosis.findings:
+        return []
+    ran = {result.name for result in results}
+    left = [entry for entry in (parameters, constants) if entry.name not in ran and not entry.inapplicable(context)]
+    answers = [entry.run(context) for entry in left]
+    return [answer.message for answer in answers if answer.verdict is Verdict.FAIL]
 
 
 @dataclass(frozen=True)

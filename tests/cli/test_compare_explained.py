@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from blockexport.cli.main import main
 from blockexport.compare.core.cached_path import CachedPath, Case
 from blockexport.compare.core.defect import NOTHING_WRONG
 from blockexport.compare.report.report_rows import full_sentence
+from blockexport.library import compare_bundle
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError
@@ -171,8 +174,34 @@ def test_defects_are_tried_on_the_layer_that_differs(
     assert (found["located"]["layer"], found["located"]["site"]) == (1, "down_proj")
     assert found["causes"] == [] and found["tried"] > 40
     # Those that do next to nothing to that layer in that call are run, to be told from what is excluded.
-    decode_only = {"position_ahead", "position_behind", "slot_early"}
+    decode_only = {"position_ahead", "position_behind", "slot_early", "slot_zero"}
     assert {name for case in tried if not (name := case.defect.name).startswith("eps_")} <= decode_only
+
+
+def set_weight(folder: Path, name: str, index: int, value: float) -> None:
+    """Write one value of a tensor in model.safetensors."""
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", content[:8])
+    start = 8 + length + json.loads(content[8 : 8 + length])[name]["data_offsets"][0] + 4 * index
+    content[start : start + 4] = struct.pack("<f", value)
+    path.write_bytes(content)
+
+
+def test_a_wrong_weight_is_named_whatever_checks_were_asked_for(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = Path(shutil.copytree(sound, sound.parent / "wrong-weight"))
+    name = "model.layers.1.self_attn.k_proj.weight"
+    set_weight(wrong, name, 100, 7.5)
+    likely = f"likely cause: {name} differs in 1 of "
+    report = compare_bundle(wrong, checks=["decode"])
+    assert report.explanation is not None and "is 7.5 and the checkpoint's" in report.explanation.cause_sentences[0]
+    assert [sentence.startswith(likely) for sentence in report.explanation.cause_sentences] == [True]
+    assert compare(wrong, "--check", "decode", "--json") == 1
+    said = json.loads(capsys.readouterr().out)["explanation"]
+    assert said["located"]["layer"] == 1 and any(sentence.startswith(likely) for sentence in said["sentences"])
+    assert [check.name for check in report.checks] == ["decode"]
 
 
 def test_locate_on_a_file_that_passes(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
