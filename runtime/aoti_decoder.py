@@ -12,6 +12,7 @@ from blockexport.export.aoti import AOTI_INFO, AOTI_SCHEMA, instructions
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import AOTI_FILE, Manifest
 from blockexport.models.block.cache import empty_cache
+from blockexport.models.block.rope import require_table_rows
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.regular_file import read_json_object
 from blockexport.runtime.backends import Opening
@@ -34,11 +35,7 @@ class AotiDecoder(Decoder):
             raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {shlex.quote(str(folder))}` makes one")
         self.config = manifest.config
         self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
-        if self.max_sequence_length > manifest.rope_table_rows:
-            raise UsageError(
-                f"max_sequence_length {self.max_sequence_length} is beyond the {manifest.rope_table_rows} rows of the "
-                "package's RoPE table: export again with a larger --max-sequence-length"
-            )
+        require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings)
         self.dtype = manifest.precision.torch_dtype
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless

@@ -125,7 +125,8 @@ def _session(
     path = folder / ONNX_FILE
     model: str | bytes = str(path)
     if max_sequence_length != manifest.max_sequence_length:
-        declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows)
+        trained = manifest.config.max_position_embeddings
+        declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows, trained)
         model = graph.SerializeToString()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     return open_session(model, options, path, f"{REMEDY}.")

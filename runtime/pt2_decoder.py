@@ -11,6 +11,7 @@ import torch
 from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import PT2_FILE, Manifest, Port
 from blockexport.models.block.cache import empty_cache
+from blockexport.models.block.rope import require_table_rows
 from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
@@ -34,11 +35,9 @@ class Pt2Decoder(Decoder):
             raise UsageError(f"{folder} has no {PT2_FILE}: export with --pt2 to have one")
         self.config = manifest.config
         self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
-        if not 2 <= self.max_sequence_length <= manifest.rope_table_rows:
-            raise UsageError(
-                f"max_sequence_length {self.max_sequence_length} is outside 2..{manifest.rope_table_rows}, the rows of "
-                "this file's RoPE table: export again with a larger --max-sequence-length"
-            )
+        require_table_rows(
+            self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings, least=2
+        )
         self.dtype = manifest.precision.torch_dtype
         self.last_logits_only = manifest.last_logits_only
         self.headless = manifest.headless

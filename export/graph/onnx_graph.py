@@ -16,8 +16,8 @@ from blockexport.export.graph.graph_builder import OPSET, GraphBuilder
 from blockexport.export.graph.trace import Parts, trace_parts
 from blockexport.export.graph.translate import DTYPES, Stamp
 from blockexport.models import io_names
+from blockexport.models.block.rope import require_table_rows
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 
 TensorSource = Callable[[str], ir.TensorProtocol]
@@ -117,17 +117,15 @@ def _value(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
-def declare_max_sequence_length(model: onnx.ModelProto, max_sequence_length: int, table_rows: int) -> None:
+def declare_max_sequence_length(
+    model: onnx.ModelProto, max_sequence_length: int, table_rows: int, trained: int
+) -> None:
     """Change M in an exported model's declared shapes, in place; nothing else depends on it.
 
     Raises:
         UsageError: M is not positive, or beyond the rows of the file's RoPE table.
     """
-    if not 1 <= max_sequence_length <= table_rows:
-        raise UsageError(
-            f"max_sequence_length {max_sequence_length} is outside 1..{table_rows}, the rows of this file's RoPE "
-            "table: export again with a larger --max-sequence-length"
-        )
+    require_table_rows(max_sequence_length, table_rows, trained)
     caches = ("past_key_values.", "present.")
     for value in (*model.graph.input, *model.graph.output):
         if value.name.startswith(caches):

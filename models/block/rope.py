@@ -12,6 +12,7 @@ import math
 import torch
 
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
+from blockexport.models.errors import UsageError
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
@@ -58,6 +59,29 @@ def rope_table(config: ModelConfig, rows: int) -> tuple[torch.Tensor, torch.Tens
 def rope_table_rows(config: ModelConfig, max_sequence_length: int) -> int:
     """Rows a table needs so that M can later be re-declared anywhere in the model's own range."""
     return max(max_sequence_length, config.max_position_embeddings)
+
+
+def require_table_rows(max_sequence_length: int, rows: int, trained: int, *, least: int = 1) -> None:
+    """Refuse an M that a file's RoPE table has no rows for.
+
+    Args:
+        max_sequence_length: M.
+        rows: of the table.
+        trained: positions the model was trained for; the table has at least as many rows.
+        least: the smallest M that the file runs with.
+
+    Raises:
+        UsageError: M is less than `least`, or beyond the table.
+    """
+    if least <= max_sequence_length <= rows:
+        return
+    said = f"max_sequence_length {max_sequence_length} is outside {least}..{rows}, the rows of this file's RoPE table"
+    if max_sequence_length < least:
+        raise UsageError(f"{said}: choose at least {least}")
+    raise UsageError(
+        f"{said}: choose at most {rows}, or export again with --max-sequence-length {max_sequence_length} "
+        f"--beyond-trained-range (the model was trained for {trained} positions)"
+    )
 
 
 def _rotary_embedding(

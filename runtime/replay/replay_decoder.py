@@ -11,8 +11,8 @@ from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
+from blockexport.models.block.rope import require_table_rows
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder, require_shape
 from blockexport.runtime.replay.replay_graph import Observer, ReplayGraph
@@ -62,11 +62,7 @@ class ReplayDecoder(Decoder):
             UsageError: the file is damaged, or M is beyond its RoPE table.
         """
         slots = max_sequence_length or manifest.max_sequence_length
-        if not 1 <= slots <= manifest.rope_table_rows:
-            raise UsageError(
-                f"max_sequence_length {slots} is outside 1..{manifest.rope_table_rows}, the rows of this file's RoPE "
-                "table: export again with a larger --max-sequence-length"
-            )
+        require_table_rows(slots, manifest.rope_table_rows, manifest.config.max_position_embeddings)
         read_graph(folder, manifest)  # refuses what is not this bundle's decoder
         check_artifact(folder, manifest, ONNX_FILE, verify)
         graph = ReplayGraph.load(folder / ONNX_FILE)

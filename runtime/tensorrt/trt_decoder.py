@@ -277,8 +277,9 @@ def open_bundle(wanted: Opening) -> TensorRtDecoder:
     """
     slots, built = wanted.max_sequence_length, wanted.manifest.max_sequence_length
     if slots not in (None, built):
+        beyond = slots > wanted.manifest.config.max_position_embeddings
         raise UsageError(
             f"an engine's cache has the {built} slots it was built with, not {slots}: export and build again with "
-            f"--max-sequence-length {slots}"
+            f"--max-sequence-length {slots}{' --beyond-trained-range' if beyond else ''}"
         )
     return TensorRtDecoder.open(wanted.folder, wanted.manifest, wanted.backend)

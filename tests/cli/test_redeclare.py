@@ -83,9 +83,13 @@ def test_in_place_and_back_again(made: Path, tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-M", "513"], "513 is outside 1..512, the rows of this file's RoPE table"),
+        (
+            ["-M", "513"],
+            "513 is outside 1..512, the rows of this file's RoPE table: choose at most 512, or export again with "
+            "--max-sequence-length 513 --beyond-trained-range (the model was trained for 512 positions)",
+        ),
         (["-M", "5"], "5 is less than the 96 slots that the bundle's golden vectors need"),
-        (["-M", "-1"], "-1 is less than the 96 slots"),
+        (["-M", "-1"], "max_sequence_length is -1, and has to be a whole number of at least 1\n"),
         (["-M", "200", "-o", "INSIDE"], "choose a place outside of it"),
     ],
 )

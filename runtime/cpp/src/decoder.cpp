@@ -132,7 +132,10 @@ void redeclare(Manifest& manifest, std::int64_t slots) {
   if (slots < 1 || slots > manifest.rope_table_rows) {
     throw Error("max_sequence_length " + std::to_string(slots) + " is outside 1.." +
                 std::to_string(manifest.rope_table_rows) +
-                ", the rows of this bundle's RoPE table: export again with a larger --max-sequence-length");
+                ", the rows of this bundle's RoPE table" +
+                (slots < 1 ? std::string(": choose at least 1")
+                           : ": export again with --max-sequence-length " + std::to_string(slots) +
+                                 " --beyond-trained-range"));
   }
   manifest.max_sequence_length = slots;
   for (auto* ports : {&manifest.inputs, &manifest.outputs}) {
