@@ -103,6 +103,7 @@ def _print(made: ExportedBundle, *, shown: bool, as_json: bool, quiet: bool) -> 
         console.say(f"the bundle is bad and was not sealed; it is kept for inspection in {made.folder}")
         return
     size = sum(entry.bytes for entry in made.manifest.files.values())
-    console.say(f"wrote {made.folder}: {len(made.manifest.files)} files, {size / 1e6:.1f} MB", quiet=quiet)
+    count = len(made.manifest.files) + 1  # the manifest does not list itself
+    console.say(f"wrote {made.folder}: {count} files, {size / 1e6:.1f} MB", quiet=quiet)
     if made.not_judged is not None:
         console.say(f"not judged: {made.not_judged}")

@@ -77,13 +77,27 @@ def generate(
 
     Example: blockexport generate smollm2 "What is the capital of France?" --max-new-tokens 64
     """
+    from functools import partial
+
     from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.runtime.backends import backend_named
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
     from blockexport.runtime.text.generate import generate as start
 
     read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
     text = _read_prompt(prompt)
+    use_threads(threads)
+    opened = partial(
+        open_decoder,
+        bundle,
+        backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        verify="whole" if verify_weights else "sample",
+    )
+    # Where there is no GPU, a tokenizer would be no help.
+    decoder = opened() if "cuda" in backend_named(backend).devices else None
     tokenizer = BundleTokenizer(bundle)
     options = tokenizer.sampling_options(temperature, top_k, top_p, seed)
     for setting in tokenizer.unapplied_settings():
@@ -92,14 +106,7 @@ def generate(
     prompt_ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if as_chat else tokenizer.encode(text)
     # A raw prompt is gone on from, spaces included; an answer stands by itself.
     after = [] if as_chat else prompt_ids
-    use_threads(threads)
-    decoder = open_decoder(
-        bundle,
-        backend,
-        max_sequence_length=max_sequence_length,
-        model=model,
-        verify="whole" if verify_weights else "sample",
-    )
+    decoder = decoder or opened()
     generation = start(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
     if as_json:
         token_ids = list(generation)

@@ -168,3 +168,11 @@ def test_a_bundle_without_tokenizer(bundle: Path, capsys: pytest.CaptureFixture[
     code, _, err = _run(capsys, bundle, PROMPT)
     assert code == 2
     assert "token ids only" in err
+
+
+def test_a_missing_engine_is_told_before_a_missing_tokenizer(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "tokenizer.json").unlink()
+    code, _, err = _run(capsys, bundle, "hi", "--backend", "tensorrt-rtx")
+    assert code == 2 and "holds no tensorrt-rtx engine" in err
+    code, _, err = _run(capsys, bundle, "hi")
+    assert code == 2 and "tokenizer.json" in err

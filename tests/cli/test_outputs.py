@@ -344,3 +344,9 @@ def test_one_folder_under_two_names(made: Path, home: Path, capsys: pytest.Captu
         assert everything(given) == before
     finally:
         subprocess.run(["umount", str(twin)], check=True)
+
+
+def test_the_number_of_files_is_that_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["onnx", "tiny", "-o", str(tmp_path / "b"), "--no-compare"]) in (0, 3)
+    count = sum(path.is_file() for path in (tmp_path / "b").rglob("*"))
+    assert f"wrote {tmp_path / 'b'}: {count} files, " in capsys.readouterr().err
