@@ -40,7 +40,12 @@ class Observation:
 def doctor(
     folder: Annotated[
         Path,
-        typer.Argument(exists=True, file_okay=False, help="Where bundles are to be written: its device is looked at."),
+        typer.Argument(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Where bundles are to be written: its device is looked at.",
+        ),
     ] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

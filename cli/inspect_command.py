@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(help="A folder with config.json, a .gguf file, a preset such as llama-3-8b, or a Hub id."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder with config.json, a .gguf file, a preset such as llama-3-8b, or a Hub id.",
+        ),
     ],
     tokens: Annotated[
         int | None,

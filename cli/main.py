@@ -13,12 +13,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 
 import typer
 
 from blockexport.cli import console
 from blockexport.cli.aoti_command import aoti
+from blockexport.cli.command_line import wrong_use
 from blockexport.cli.compare_command import compare
 from blockexport.cli.cpp_command import cpp
 from blockexport.cli.doctor_command import doctor
@@ -147,10 +147,8 @@ def _explain(error: Exception) -> int:
     if isinstance(error, BlockexportError):
         return _complain(str(error), error.exit_code)
     # Typer's own complaints about the command line have no public base class; they know how to show themselves.
-    show = getattr(error, "show", None)
-    if callable(show):
-        with suppress(OSError):  # as console.say
-            show()
+    if callable(getattr(error, "show", None)):
+        console.say(wrong_use(error, [str(one.name) for one in app.registered_commands]))
         return EXIT_USAGE
     if isinstance(error, typer.Abort):
         return EXIT_INTERRUPTED

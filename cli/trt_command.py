@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console
+from blockexport.cli.command_line import given_options
 from blockexport.cli.exporting import export, one_precision
 from blockexport.cli.judging import NoExplain, Threads, use_threads
 from blockexport.cli.trt_summary import print_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from blockexport.models.precision import Precision
 
@@ -26,6 +27,7 @@ MOST_MIB = 1 << 20
 
 
 def trt(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -186,7 +188,7 @@ def trt(
                 "--beyond-trained-range": beyond_trained_range or None,
             }
         )
-        _check_precision(folder, precision)
+        _check_precision(folder, precision, given_options(context, _ONCE))
     else:
         folder = _named_output(model, output, precision)
         use_threads(threads)
@@ -283,7 +285,11 @@ def _write_timing_cache(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _check_precision(folder: Path, precision: Precision | None) -> None:
+_ONCE = ("model", "output", "fp16", "bf16", "fp32", "force", "beyond_trained_range", "max_sequence_length")
+"""What another command for the same engine says in its own way."""
+
+
+def _check_precision(folder: Path, precision: Precision | None, options: Sequence[str]) -> None:
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.models.errors import UsageError
 
@@ -291,6 +297,8 @@ def _check_precision(folder: Path, precision: Precision | None) -> None:
     if precision is not None and precision is not manifest.precision:
         raise UsageError(
             f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
-            f"needs a bundle of its own, blockexport trt {shlex.quote(manifest.source.reference)} -o NEW_BUNDLE "
-            f"--{precision}"
+            f"needs a bundle of its own, "
+            + " ".join(
+                ["blockexport trt", shlex.quote(manifest.source.reference), "-o NEW_BUNDLE", f"--{precision}", *options]
+            )
         )

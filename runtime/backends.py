@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE, Manifest
 from blockexport.export.tensorrt.trt_adapter import TENSORRT, TENSORRT_RTX
+from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
 
@@ -203,7 +204,9 @@ def backend_named(name: str) -> Backend:
     for backend in BACKENDS:
         if backend.name == name:
             return backend
-    raise UsageError(f"no backend {name!r}: there are {', '.join(backend_names())}")
+    raise UsageError(
+        f"no backend {name!r}{did_you_mean(name, backend_names())}: there are {', '.join(backend_names())}"
+    )
 
 
 def usual_backend(precision: Precision) -> str:

@@ -57,6 +57,7 @@ HOMES: dict[str, set[str]] = {
     **{library: set() for library in ("onnxscript", "transformers", "onnxruntime_genai", "tensorrt", "tensorrt_rtx")},
 }
 LIGHT_OF_OURS = {
+    "blockexport.models.did_you_mean",
     "blockexport.models.errors",
     "blockexport.models.precision",
     "blockexport.runtime.backends",

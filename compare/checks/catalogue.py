@@ -18,6 +18,7 @@ from blockexport.compare.checks.check_slots import slots
 from blockexport.compare.checks.check_spread import spread
 from blockexport.compare.checks.check_types import types
 from blockexport.compare.core.check import Check
+from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
 
 ALL_CHECKS: tuple[Check, ...] = (
@@ -50,5 +51,5 @@ def choose_checks(names: tuple[str, ...]) -> tuple[Check, ...]:
     known = [entry.name for entry in ALL_CHECKS]
     for name in names:
         if name not in known:
-            raise UsageError(f"no check {name!r}: there are {', '.join(known)}")
+            raise UsageError(f"no check {name!r}{did_you_mean(name, known)}: there are {', '.join(known)}")
     return tuple(entry for entry in ALL_CHECKS if not names or entry.name in names)

@@ -11,6 +11,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.config.presets import PRESETS
+from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
 
@@ -43,8 +44,9 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
     hub_id = hub_id_of(model)
     if hub_id is None:
         raise UsageError(
-            f"there is no model {model!r}: MODEL is a folder with config.json and safetensors, a .gguf file, "
-            f"a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset ({', '.join(sorted(PRESETS))})"
+            f"there is no model {model!r}{did_you_mean(model, PRESETS)}: MODEL is a folder with config.json and "
+            "safetensors, a .gguf file, a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset "
+            f"({', '.join(sorted(PRESETS))})"
         )
     from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 

@@ -159,7 +159,7 @@ def test_a_source_of_another_shape_is_refused(made: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--check", "prefil"], "no check 'prefil': there are prefill, decode"),
+        (["--check", "prefil"], "no check 'prefil' (did you mean prefill?): there are prefill, decode"),
         (["--backend", "tensorflow"], "no backend 'tensorflow'"),
         (["--decode-steps", "64"], "at most 63 steps"),
         (

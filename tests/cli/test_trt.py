@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -135,6 +136,15 @@ def building(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
             time.sleep(0.05)
         time.sleep(2)  # into the build, of which seconds are left
         yield process
+
+
+def test_the_command_for_another_precision_keeps_the_options(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--backend", "tensorrt-rtx", "--compute-capability", "8.9", "--max-prefill", "16", "--json"]
+    assert main(["trt", str(bundle), "--bf16", *given]) == 2
+    command = shlex.split(capsys.readouterr().err.partition("needs a bundle of its own, ")[2])
+    assert command[:2] == ["blockexport", "trt"] and command[3:6] == ["-o", "NEW_BUNDLE", "--bf16"]
+    wanted = zip(given[:-1:2], given[1::2], strict=False)
+    assert all(command[command.index(option) + 1] == value for option, value in wanted) and command.count("--json") == 1
 
 
 def test_an_interrupt_ends_the_build_at_once(deep: Path, tmp_path: Path) -> None:

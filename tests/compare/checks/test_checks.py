@@ -207,7 +207,7 @@ def test_a_precision_that_eager_overflows_in_is_bad(eager: Callable[..., EagerDe
 def test_what_cannot_be_judged_is_said_before_any_work(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
     with pytest.raises(NotJudgedError, match="--backend replay"):
         judge(eager(tiny, M, torch.bfloat16), tiny, options(tiny, backend="onnxruntime"))
-    with pytest.raises(UsageError, match="no check 'prefil': there are prefill, decode"):
+    with pytest.raises(UsageError, match=r"no check 'prefil' \(did you mean prefill\?\): there are prefill, decode"):
         judge(eager(tiny, M), tiny, options(tiny, checks=("prefil",)))
 
 

@@ -119,3 +119,8 @@ def test_an_unreadable_config(tmp_path: Path, content: str) -> None:
     folder = write_folder(tmp_path / "model", config, small_weights(config))
     (folder / "config.json").write_text(content, encoding="latin-1")
     refused(str(folder), "config.json")
+
+
+@pytest.mark.parametrize(("given", "meant"), [("tniy", "tiny"), ("llama3-8b", "llama-3-8b")])
+def test_a_misspelt_preset_is_told_which_is_meant(given: str, meant: str) -> None:
+    refused(given, f"there is no model {given!r} (did you mean {meant}?): MODEL is a folder")
