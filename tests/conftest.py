@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,7 +43,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With BLOCKEXPORT_REQUIRE_GPU=1, end a run that could test nothing before it begins."""
+    """Let commands be interrupted even where this run was started in the background, which ignores SIGINT and hands
+    that on. With BLOCKEXPORT_REQUIRE_GPU=1, end a run that could test nothing before it begins."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get(gpu_run.VARIABLE) == "1":
         session.config.stash[MACHINE] = gpu_run.look_at_machine()
 

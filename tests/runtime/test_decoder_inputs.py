@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import blockexport.runtime
+from blockexport.compare.core.watched import Watched
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.eager import EagerDecoder
@@ -159,7 +160,7 @@ def test_no_decoder_goes_around_the_checks() -> None:
     ]
     kinds = {kind for kind in subclasses(Decoder) if kind.__module__.startswith("blockexport.")}
     assert len(kinds) >= 8
-    for kind in kinds:
+    for kind in kinds - {Watched}:  # which hands every call on to a decoder of these
         assert [getattr(kind, method.__name__) for method in checked] == checked, kind
 
 

@@ -94,7 +94,7 @@ HIDDEN = "what visible slots hold has no influence either"
 SITUATIONS: dict[str, Situation] = {
     "a vocabulary of one token": Situation(nothing, "all the same among the outputs", config=NO_TOKEN),
     "a vocabulary of one token, tokens alone": Situation(
-        nothing, "drawn by lot would pass with a probability of 1", config=NO_TOKEN, checks=("greedy",)
+        nothing, "all the same among the outputs", config=NO_TOKEN, checks=("greedy",)
     ),
     "a head of zeros": Situation(times(0, HEAD), "all the same"),
     "a head whose rows are alike": Situation(rows_alike(HEAD), "among the outputs of a position"),
@@ -110,7 +110,7 @@ SITUATIONS: dict[str, Situation] = {
     "float32 overflows in a norm, padding": Situation(BIT, "would pass", checks=("padding",)),
     "float32 overflows in a norm, batch": Situation(BIT, "would pass", checks=("batch",)),
     "float32 overflows in a norm, invariance": Situation(BIT, "all the same", checks=("invariance",)),
-    "float32 overflows in a norm, tokens": Situation(BIT, "drawn by lot", checks=("greedy",)),
+    "float32 overflows in a norm, tokens": Situation(BIT, "would pass", checks=("greedy",)),
     "float32 overflows in a norm, precision": Situation(BIT, "the checkpoint's own numbers", checks=("precision",)),
     "embeddings whose squares overflow": Situation(times(1e30, EMBEDDING), "would pass"),
     "float64 overflows": Situation(
@@ -137,10 +137,12 @@ SITUATIONS: dict[str, Situation] = {
         times(100, "q_norm.weight"), "what is compared is noise", dtype=BRAIN, config=DEEP, checks=("prefill", "greedy")
     ),
     "that, tokens alone": Situation(
-        times(100, "q_norm.weight"), "drawn by lot", dtype=BRAIN, config=DEEP, checks=("greedy",)
+        times(100, "q_norm.weight"), "what is compared is noise", dtype=BRAIN, config=DEEP, checks=("greedy",)
     ),
     "a head of 1e-9 in float16": Situation(times(1e-9, HEAD), "lm_head.weight loses 100% of its size", FAIL, HALF),
-    "a head of 1e-9 in float16, tokens": Situation(times(1e-9, HEAD), "drawn by lot", dtype=HALF, checks=("greedy",)),
+    "a head of 1e-9 in float16, tokens": Situation(
+        times(1e-9, HEAD), "what is compared is noise", dtype=HALF, checks=("greedy",)
+    ),
     "gains of 1e-8 in float16": Situation(times(1e-8, "model.norm.weight"), "model.norm.weight loses", FAIL, HALF),
     "gains of 1e-8 in float16, prefill": Situation(
         times(1e-8, "model.norm.weight"), "would pass", dtype=HALF, checks=("prefill",)
