@@ -17,7 +17,10 @@ class Limit(NamedTuple):
 
 _WORDS = {
     "rms_factor": ("rms error", "of a check's positions together, over eager's, where many positions bear the error"),
-    "rms_luck": ("rms error of few positions", "over the root of how many positions bear eager's error: added to 1"),
+    "rms_luck": (
+        "rms error of few positions",
+        "over the root of how many positions carry eager's error",
+    ),
     "max_factor": ("largest error", "at any single position, over eager's there"),
     "tie_factor": ("tie", "another likeliest token, while the reference prefers its own by less than this many floors"),
     "luck": ("least floor of a position", "of the median over the check's positions"),
