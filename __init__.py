@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         compare_bundle,
         export_bundle,
         inspect_model,
-        open_decoder,
         redeclare,
     )
     from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
+    from blockexport.runtime.open import open_decoder
 
     __version__: str
 
@@ -40,7 +40,7 @@ _HOMES = {
     "compare_bundle": "library",
     "export_bundle": "library",
     "inspect_model": "library",
-    "open_decoder": "library",
+    "open_decoder": "runtime.open",
     "redeclare": "library",
 }
 __all__ = [

@@ -141,12 +141,12 @@ def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: P
     from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.runtime.backends import require_judgeable, usual_backend
-    from blockexport.runtime.open import open_decoder as opened
+    from blockexport.runtime.open import open_decoder
 
     try:
         backend = usual_backend(manifest.precision)
         require_judgeable(backend, manifest.precision)
-        decoder = opened(folder, backend, verify="nothing")  # written a moment ago
+        decoder = open_decoder(folder, backend, verify="nothing")  # written a moment ago
         return run_checks(decoder, checkpoint, bundle_options(folder, backend), progress)
     except NotJudgedError as error:
         return str(error)

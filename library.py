@@ -1,4 +1,4 @@
-"""What blockexport does, as functions: export a bundle and prove it, judge one again, build an engine, open a decoder.
+"""What blockexport does, as functions: export a bundle and prove it, judge one again, build an engine.
 
 Every function raises a `BlockexportError` (`blockexport.models.errors`) with one message for what the caller can fix:
 `UsageError` for wrong use and bad input, `NotJudgedError` for what this machine cannot do.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockexport.exporting import Explainer, ExportedBundle
 from blockexport.models.errors import UsageError
@@ -19,10 +19,8 @@ from blockexport.models.whole_number import whole
 
 if TYPE_CHECKING:
     from blockexport.compare.report.report import Report
-    from blockexport.export.bundle.file_check import Verify
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
-    from blockexport.runtime.decoder import Decoder
 
 DEFAULT_PREFILL = 512  # tokens per row and step of an engine, where the cache is not smaller
 DEFAULT_BATCH = 8  # rows of an engine
@@ -140,7 +138,7 @@ def compare_bundle(
     from blockexport.compare.judged_source import open_source
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.backends import require_judgeable, usual_backend
-    from blockexport.runtime.open import open_decoder as opened
+    from blockexport.runtime.open import open_decoder
 
     if isinstance(checks, str):
         raise UsageError(f"checks is {checks!r}, and has to be a list of names: [{checks!r}]")
@@ -149,7 +147,7 @@ def compare_bundle(
     backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision)
     checkpoint = open_source(manifest, model)
-    decoder = opened(
+    decoder = open_decoder(
         folder,
         backend,
         max_sequence_length=slots,
@@ -225,48 +223,6 @@ def build_engine(
         entry = engine_entry(manifest, adapter, targets, profiles, options, built)
         manifest = place_engine(folder, partial, name, entry, manifest)
     return BuiltEngine(name, manifest, built.timing_cache)
-
-
-def open_decoder(
-    bundle: str | Path,
-    backend: str | None = None,
-    *,
-    max_sequence_length: int | None = None,
-    model: str | None = None,
-    low_memory: bool = False,
-    threads: int = 0,
-    verify: Verify = "sample",
-) -> Decoder:
-    """A bundle's decoder, with an empty cache of one row.
-
-    Args:
-        bundle: the folder.
-        backend: what runs it; ONNX Runtime by default.
-        max_sequence_length: cache slots M, when other than the bundle's.
-        model: where the source checkpoint is, for the backend `eager`; by default where the manifest says.
-        low_memory: map the weights instead of repacking them (ONNX Runtime).
-        threads: threads inside an operator (ONNX Runtime); 0 takes as many as PyTorch has.
-        verify: how the files that are run are compared with the manifest: `sample` reads some pages of each, `whole`
-            reads all, `nothing` runs them as they are. Compiled code is always compared whole.
-
-    Raises:
-        UsageError: no such backend, no such bundle, a damaged artifact.
-    """
-    from blockexport.export.bundle.file_check import Verify
-    from blockexport.runtime.backends import ONNXRUNTIME
-    from blockexport.runtime.open import open_decoder as opened
-
-    if verify not in get_args(Verify):
-        raise UsageError(f"verify is {verify!r}: there are {', '.join(get_args(Verify))}")
-    return opened(
-        Path(bundle),
-        backend or ONNXRUNTIME.name,
-        max_sequence_length=whole("max_sequence_length", max_sequence_length, least=1),
-        model=model,
-        low_memory=low_memory,
-        threads=threads,
-        verify=verify,
-    )
 
 
 def redeclare(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockexport.cli import console
-from blockexport.cli.exporting import export
 from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
+from blockexport.cli.terminal_export import export
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement

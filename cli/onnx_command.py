@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blockexport.cli.exporting import export, one_precision
 from blockexport.cli.judging import NoExplain, Threads, use_threads
+from blockexport.cli.terminal_export import export, one_precision
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 

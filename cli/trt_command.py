@@ -12,8 +12,8 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.command_line import given_options
-from blockexport.cli.exporting import export, one_precision
 from blockexport.cli.judging import NoExplain, Threads, use_threads
+from blockexport.cli.terminal_export import export, one_precision
 from blockexport.cli.trt_summary import print_engine
 
 if TYPE_CHECKING:

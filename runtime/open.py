@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import read_manifest
+from blockexport.models.errors import UsageError
+from blockexport.models.whole_number import whole
 from blockexport.runtime.backends import ONNXRUNTIME, Opening, backend_named
 from blockexport.runtime.decoder import Decoder
 
@@ -29,7 +32,6 @@ def open_decoder(
         model: where the source checkpoint is, for `eager`; by default where the manifest says.
         low_memory: map the weights instead of repacking them (onnxruntime).
         threads: threads inside an operator (onnxruntime); 0 takes as many as PyTorch has.
-
         verify: how the files that are run are compared with the manifest: `sample` reads some pages of each, which
             takes milliseconds and tells another model's weights; `whole` reads all; `nothing` runs them as they are.
             Compiled code (aoti, tensorrt) is always compared whole.
@@ -37,7 +39,9 @@ def open_decoder(
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.
     """
-    folder = Path(folder)
+    if verify not in get_args(Verify):
+        raise UsageError(f"verify is {verify!r}: there are {', '.join(get_args(Verify))}")
+    folder, slots = Path(folder), whole("max_sequence_length", max_sequence_length, least=1)
     manifest = read_manifest(folder)
-    wanted = Opening(backend, folder, manifest, max_sequence_length, model, low_memory, threads, verify)
+    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify)
     return backend_named(backend).open(wanted)

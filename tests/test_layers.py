@@ -185,12 +185,11 @@ def test_no_two_files_and_no_two_classes_share_a_name() -> None:
     """A name that is found once is found at once."""
     files: dict[str, list[str]] = {}
     classes: dict[str, list[str]] = {}
-    for package in PACKAGES:
-        for path in sources(package):
-            place = path.relative_to(REPOSITORY).as_posix()
-            if path.name != "__init__.py":
-                files.setdefault(path.name, []).append(place)
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.ClassDef):
-                    classes.setdefault(node.name, []).append(place)
+    for path in (*(path for package in PACKAGES for path in sources(package)), *REPOSITORY.glob("*.py")):
+        place = path.relative_to(REPOSITORY).as_posix()
+        if path.name != "__init__.py":
+            files.setdefault(path.name, []).append(place)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(place)
     assert {name: places for names in (files, classes) for name, places in names.items() if len(places) > 1} == {}
