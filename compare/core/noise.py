@@ -43,7 +43,7 @@ class Floor:
     @property
     def rms_limit(self) -> float:
         """How many times eager's rms an artifact's may be."""
-        return round(max(RMS_FACTOR.value, RMS_LUCK.value / math.sqrt(self.bearing)), 2)
+        return round(max(RMS_FACTOR.value, 1 + RMS_LUCK.value / math.sqrt(self.bearing)), 2)
 
 
 def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:

@@ -19,7 +19,7 @@ _WORDS = {
     "rms_factor": ("rms error", "of a check's positions together, over eager's, where many positions bear the error"),
     "rms_luck": (
         "rms error of few positions",
-        "over the root of how many positions carry eager's error",
+        "over the root of how many positions bear eager's error: added to 1",
     ),
     "max_factor": ("largest error", "at any single position, over eager's there"),
     "tie_factor": ("tie", "another likeliest token, while the reference prefers its own by less than this many floors"),

@@ -13,7 +13,7 @@ WEIGHTS = "(weights)"
 
 _LIMITS = (
     f"Ratios are against the floor: at most {RMS_FACTOR.value:g} for the rms over a check's positions "
-    f"(more where few of them carry eager's error, {RMS_LUCK.value:g} for one), "
+    f"(more where few of them carry eager's error, {1 + RMS_LUCK.value:g} for one), "
     f"at most {MAX_FACTOR.value:g} for the largest difference at each position (shown: the worst, and where it is)."
 )
 
