@@ -11,6 +11,7 @@ import typer
 from blockexport.cli import console
 from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
 from blockexport.cli.terminal_export import export
+from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.models.checkpoints.checkpoint import Checkpoint
     from blockexport.models.progress import Progress
-
-EXIT_BAD = 1
 
 
 def aoti(
@@ -48,7 +47,7 @@ def aoti(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the verdict alone.")
     ] = False,
-) -> int:
+) -> ExitCode:
     """Compile a model with PyTorch's AOTInductor, judge the package, and add it to a bundle.
 
     The package runs from C++ with libtorch alone, and updates the cache in place. It is code for this machine's
@@ -74,7 +73,7 @@ def aoti(
     return code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
 
 
-def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> int:
+def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> ExitCode:
     from blockexport.compare.judged_source import open_source
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
@@ -100,7 +99,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
         report = None if judged is None else judged.report
         if judged is not None:
             show_verdict(judged.report, quiet=quiet)
-        if judged is not None and judged.report.exit_code == EXIT_BAD:
+        if judged is not None and judged.report.exit_code is ExitCode.BAD:
             return _refuse(without_explanation(judged) if no_explain else judged, quiet=quiet)
         sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
         add_files(bundle, {name: folder / name for name in names}, sources)
@@ -117,15 +116,15 @@ def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoin
     return run_checks(decoder, checkpoint, bundle_options(bundle, AOTI.name, package_folder=folder), progress)
 
 
-def _refuse(judgement: Judgement, *, quiet: bool) -> int:
+def _refuse(judgement: Judgement, *, quiet: bool) -> ExitCode:
     explained(judgement, quiet=quiet)
     console.say("the package is bad and was not added")
-    return EXIT_BAD
+    return ExitCode.BAD
 
 
-def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> int:
+def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> ExitCode:
     console.say(
         f"the package was added to {bundle}: blockexport cpp {shlex.quote(str(bundle))} -o chat --backend aoti",
         quiet=quiet,
     )
-    return 0 if report is None else report.exit_code
+    return ExitCode.GOOD if report is None else report.exit_code

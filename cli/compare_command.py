@@ -10,6 +10,7 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
+from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import backend_named, backend_names, usual_backend
 
@@ -98,7 +99,7 @@ def compare(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress and no table: the verdict, place and cause.")
     ] = False,
-) -> int:
+) -> ExitCode:
     """Run the file in BUNDLE, prefill, chunks and decode steps over the whole cache, against a float64 reference on the
     source's weights.
 

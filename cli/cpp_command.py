@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import AOTI, ONNXRUNTIME
 from blockexport.runtime.cpp_project import CPP_BACKENDS
 
@@ -34,7 +35,7 @@ def cpp(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an older project's files, if unchanged.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what to do next.")] = False,
-) -> None:
+) -> ExitCode:
     """Write a C++ project for BUNDLE: CMakeLists.txt, main.cpp (a chat in the terminal) and selftest.cpp.
 
     The programs need no Python. selftest replays the bundle's golden vectors and exits 1 on a difference: run it on the
@@ -46,7 +47,7 @@ def cpp(
 
     if cmake_dir:
         typer.echo(cpp_project.cmake_dir())
-        return
+        return ExitCode.GOOD
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.output.place import inputs_of
     from blockexport.models.errors import UsageError
@@ -70,3 +71,4 @@ def cpp(
         f'  {chat} {quoted} "What is the capital of France?"{first}',
         quiet=quiet,
     )
+    return ExitCode.GOOD

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from blockexport.cli import console
+from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import BACKENDS, ENGINES
 
 State = Literal["good", "note", "bad"]
@@ -48,7 +49,7 @@ def doctor(
         ),
     ] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+) -> ExitCode:
     """Look at Python, libraries, execution providers, GPU and disk, and say what to fix.
 
     Exits 0 when a checkpoint can be exported and proven on this machine's CPU, and 3 when it cannot. What is only
@@ -62,7 +63,7 @@ def doctor(
         console.print_json({"ok": works, "findings": [asdict(finding) for finding in findings]})
     else:
         _print(findings, works)
-    raise typer.Exit(0 if works else 3)
+    return ExitCode.GOOD if works else ExitCode.NOT_JUDGED
 
 
 def examine(folder: Path) -> list[Observation]:

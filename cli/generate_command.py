@@ -10,6 +10,7 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.judging import Threads, use_threads
+from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME, backend_names
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def generate(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The text only: no notes, no speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> None:
+) -> ExitCode:
     """Answer PROMPT, or go on from it, printing the text as it comes; notes and the speed go to stderr.
 
     The prompt goes through the model's chat template when it has one. Sampling defaults come from the bundle's
@@ -115,6 +116,7 @@ def generate(
     else:
         _print_stream(generation, tokenizer.stream(after))
         console.say(_speed(generation), quiet=quiet)
+    return ExitCode.GOOD
 
 
 def _read_prompt(prompt: str) -> str:

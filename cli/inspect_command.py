@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from blockexport.models.precision import Precision
@@ -31,7 +32,7 @@ def inspect(
         bool, typer.Option("--bf16", help="Count bytes in bfloat16 (default: the model's own type).")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+) -> ExitCode:
     """Show the block step by step, and count parameters, operations per token and bytes of KV cache.
 
     Reads the config alone: a preset needs no weights, a folder no more than its config.json.
@@ -47,6 +48,7 @@ def inspect(
         from blockexport.cli.inspect_view import show
 
         show(model, description)
+    return ExitCode.GOOD
 
 
 def _precision(fp32: bool, fp16: bool, bf16: bool) -> Precision | None:

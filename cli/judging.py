@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
-
-EXIT_BAD = 1
 
 Threads = Annotated[
     int | None,
@@ -52,7 +51,7 @@ def without_explanation(judgement: Judgement) -> Judgement:
 
 def _doing(report: Report) -> str:
     """What is about to be done, which may take a while."""
-    if report.exit_code != EXIT_BAD:
+    if report.exit_code is not ExitCode.BAD:
         return "looking inside the graph, value by value"
     return "looking for the place and the cause of the difference (--no-explain leaves this out)"
 

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.models.exit_codes import ExitCode
 
 
 def lint(
     file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Any ONNX file, or a bundle's folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> None:
+) -> ExitCode:
     """Look in FILE for what TensorRT accepts and ignores, builds differently, rejects late or crashes on.
 
     Needs neither TensorRT nor a GPU, and does not read the weights. Bodies of If, Loop and Scan and local functions are
@@ -45,4 +46,4 @@ def lint(
         if not examined.caches:
             total = f"no cache recognised, so the rules about caches saw nothing; of the others, {total}"
         out.print(f"{path}: {total}", soft_wrap=True)
-    raise typer.Exit(1 if findings else 0)
+    return ExitCode.BAD if findings else ExitCode.GOOD

@@ -1,7 +1,7 @@
 """The `blockexport` command: registers one function per command and turns every outcome into an exit code.
 
-0 good; 1 judged and found bad; 2 wrong use or bad input; 3 could not be done or judged on this machine; 70 a bug of
-ours; 130 interrupted. Errors are text on stderr, also with --json: stdout then holds one JSON document or nothing.
+A command returns its `ExitCode`, or raises. Errors are text on stderr, also with --json: stdout
+then holds one JSON document or nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from blockexport.cli.redeclare_command import redeclare
 from blockexport.cli.selftest_command import selftest
 from blockexport.cli.trt_command import trt
 from blockexport.models.errors import BlockexportError
+from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import BACKENDS
 
-EXIT_NOT_HERE = 3
-EXIT_USAGE = 2
-EXIT_BUG = 70
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 GARBAGE_THRESHOLD = 100_000  # new objects between two looks for garbage
 
 # What the operating system refuses for a reason that the user can fix; other errors of the system are our bugs.
@@ -96,28 +92,26 @@ app.command("cpp", short_help="Write a C++ project that chats with a bundle.")(c
 app.command("doctor", short_help="Say what this machine can do, and what to fix.")(doctor)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run the command line (`sys.argv` by default) and return its exit code; never raises, never prints a traceback
     unless BLOCKEXPORT_DEBUG=1."""
     try:
         code = app(args=arguments, prog_name="blockexport", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    except SystemExit:
-        # Typer's answer to a reader (`| head`) that left, with an exit code that means something else here.
-        code = EXIT_BROKEN_PIPE
-    except BrokenPipeError:
-        code = EXIT_BROKEN_PIPE
+        code = ExitCode.INTERRUPTED
+    except (SystemExit, BrokenPipeError):
+        # The first is Typer's answer to a reader (`| head`) that left, with a code that means something else here.
+        code = ExitCode.READER_LEFT
     except Exception as error:
         code = _explain(error)
-    if code == EXIT_INTERRUPTED:  # Typer catches the interrupt itself and returns this code
+    if code == ExitCode.INTERRUPTED:  # Typer catches the interrupt itself and returns this number
         console.say("interrupted")
     console.give_up_broken_streams()
-    return code if isinstance(code, int) else 0
+    return ExitCode.GOOD if code is None else ExitCode(code)
 
 
-def run() -> int:
+def run() -> ExitCode:
     """The installed program: `main` on the command line, and a garbage collector that keeps out of the way.
 
     The libraries make millions of objects that live until the end. Looking through them for garbage every few hundred
@@ -140,7 +134,7 @@ def run() -> int:
     return code
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception) -> ExitCode:
     """Say what went wrong on stderr in one message; returns the exit code."""
     if os.environ.get("BLOCKEXPORT_DEBUG") == "1":
         traceback.print_exception(error)
@@ -149,24 +143,26 @@ def _explain(error: Exception) -> int:
     # Typer's own complaints about the command line have no public base class; they know how to show themselves.
     if callable(getattr(error, "show", None)):
         console.say(wrong_use(error, [str(one.name) for one in app.registered_commands]))
-        return EXIT_USAGE
+        return ExitCode.WRONG_USE
     if isinstance(error, typer.Abort):
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         where = f" ({os.fspath(error.filename)!r})" if error.filename is not None else ""
-        return _complain(f"{error.strerror}{where}: {_REMEDIES[error.errno]}", EXIT_USAGE)
+        return _complain(f"{error.strerror}{where}: {_REMEDIES[error.errno]}", ExitCode.WRONG_USE)
     if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
-        return _complain(f"{error.name} is not installed: pip install {_PACKAGES[error.name]}", EXIT_NOT_HERE)
+        return _complain(f"{error.name} is not installed: pip install {_PACKAGES[error.name]}", ExitCode.NOT_JUDGED)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return _complain("this machine's memory is used up: close other programs, or use a larger one", EXIT_NOT_HERE)
+        return _complain(
+            "this machine's memory is used up: close other programs, or use a larger one", ExitCode.NOT_JUDGED
+        )
     console.say(
         f"blockexport: {type(error).__name__}: {error}\n"
         "This is a bug of ours, not of your input. Please report it with the command line, the output of "
         "`blockexport doctor`,\nand the traceback that BLOCKEXPORT_DEBUG=1 in the environment prints."
     )
-    return EXIT_BUG
+    return ExitCode.BUG
 
 
-def _complain(message: str, code: int) -> int:
+def _complain(message: str, code: ExitCode) -> ExitCode:
     console.say(f"blockexport: {message}")
     return code

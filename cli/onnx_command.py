@@ -10,6 +10,7 @@ import typer
 from blockexport.cli.judging import NoExplain, Threads, use_threads
 from blockexport.cli.terminal_export import export, one_precision
 from blockexport.models.errors import UsageError
+from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
 
 
@@ -57,7 +58,7 @@ def onnx(
         bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the verdict alone.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> int:
+) -> ExitCode:
     """Export MODEL as an ONNX bundle and prove the file against eager PyTorch.
 
     The bundle holds the graph, the weights as safetensors, the tokenizer, and the parity report. It is written to a

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console
+from blockexport.models.exit_codes import ExitCode
 
 
 def redeclare(
@@ -28,7 +29,7 @@ def redeclare(
     force: Annotated[bool, typer.Option("--force", help="Replace an older bundle in OUT.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> None:
+) -> ExitCode:
     """Declare M cache slots in a bundle, for ONNX Runtime programs and onnxruntime-genai.
 
     Nothing in the graph depends on M but its declared shapes. model.onnx, genai_config.json and the manifest are
@@ -43,7 +44,8 @@ def redeclare(
     place = output or bundle
     if as_json:
         console.print_json({"bundle": str(place), "manifest": manifest.to_json(), "left_out": dropped})
-        return
+        return ExitCode.GOOD
     console.say(f"{place} has {manifest.max_sequence_length} cache slots", quiet=quiet)
     if dropped:
         console.say(f"note: dropped, because they were made for another M: {', '.join(dropped)}", quiet=quiet)
+    return ExitCode.GOOD

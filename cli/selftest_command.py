@@ -9,6 +9,7 @@ import typer
 
 from blockexport.cli import console
 from blockexport.cli.judging import Threads, use_threads
+from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME, backend_names
 
 
@@ -20,7 +21,7 @@ def selftest(
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> int:
+) -> ExitCode:
     """Check a bundle's files by their hashes, and replay its golden vectors.
 
     The vectors are logits of the float64 reference at a few positions of one text, with the limits that the parity
@@ -53,4 +54,4 @@ def selftest(
             f"{result.worst_position}: {result.worst_difference:.3g} (limit {result.worst_tolerance:.3g})",
             soft_wrap=True,
         )
-    return 0 if result.passed else 1
+    return ExitCode.GOOD if result.passed else ExitCode.BAD

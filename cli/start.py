@@ -12,10 +12,10 @@ import signal
 import sys
 from types import FrameType
 
-EXIT_INTERRUPTED = 130
+from blockexport.models.exit_codes import ExitCode
 
 
-def run() -> int:
+def run() -> ExitCode:
     """Run the command line; returns the exit code."""
     # A shell has Ctrl-C ignored for what it starts in the background, and so it stays.
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -29,7 +29,7 @@ def run() -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return run_command_line()
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 def open_standard_streams() -> None:
@@ -55,4 +55,4 @@ def open_standard_streams() -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     """Nothing is half-written yet, so the process may end on the spot."""
     os.write(2, b"interrupted\n")
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(ExitCode.INTERRUPTED)

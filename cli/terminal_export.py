@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from blockexport.cli import console
 from blockexport.cli.judging import explained, show_verdict, without_explanation
 from blockexport.models.errors import UsageError
+from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
     from blockexport.exporting import ExportedBundle
-
-EXIT_NOT_JUDGED = 3
 
 
 def one_precision(what: str, *, fp32: bool, fp16: bool, bf16: bool) -> Precision | None:
@@ -36,7 +35,7 @@ def export(
     as_json: bool = False,
     result_is_json: bool | None = None,
     **options: Any,
-) -> int:
+) -> ExitCode:
     """Export and judge a bundle; returns the exit code.
 
     Args:
@@ -80,7 +79,7 @@ def export(
         _print(made, shown=shown, as_json=as_json, quiet=quiet)
     if made.report is not None:
         return made.report.exit_code
-    return 0 if made.not_judged is None else EXIT_NOT_JUDGED
+    return ExitCode.GOOD if made.not_judged is None else ExitCode.NOT_JUDGED
 
 
 def _print_json(made: ExportedBundle) -> None:

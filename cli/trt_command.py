@@ -15,6 +15,7 @@ from blockexport.cli.command_line import given_options
 from blockexport.cli.judging import NoExplain, Threads, use_threads
 from blockexport.cli.terminal_export import export, one_precision
 from blockexport.cli.trt_summary import print_engine
+from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from blockexport.models.precision import Precision
 
 DEFAULT_BATCH = 8
-EXIT_BAD = 1
 MOST_MIB = 1 << 20
 
 
@@ -142,7 +142,7 @@ def trt(
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> int:
+) -> ExitCode:
     """Build a TensorRT engine and add it to a bundle.
 
     The graph is looked through for what TensorRT misreads (see `blockexport lint`), parsed, and the parsed network
@@ -177,7 +177,7 @@ def trt(
     adapter.check_options(options)
     if precision is not None:
         adapter.check_precision(precision, targets)
-    code = 0
+    code = ExitCode.GOOD
     if into_bundle:
         folder = Path(model)
         _refuse_for_bundle(
@@ -204,7 +204,7 @@ def trt(
             as_json=as_json,
             result_is_json=False,
         )
-        if code == EXIT_BAD:
+        if code is ExitCode.BAD:
             console.say("no engine was built, because the graph did not pass")
             return code
     remains = contextlib.nullcontext() if into_bundle else _bundle_remains(folder)

@@ -1,15 +1,17 @@
 """The errors a user is meant to see: one message each, with the value, the limit and the remedy.
 
-Anything else that reaches the command line is a bug of ours and ends with exit code 70.
+Anything else that reaches the command line is a bug of ours.
 """
 
 from __future__ import annotations
+
+from blockexport.models.exit_codes import ExitCode
 
 
 class BlockexportError(Exception):
     """A known failure. `exit_code` is what the command line returns for it."""
 
-    exit_code = 2
+    exit_code = ExitCode.WRONG_USE
 
 
 class UsageError(BlockexportError):
@@ -19,13 +21,13 @@ class UsageError(BlockexportError):
 class NotJudgedError(BlockexportError):
     """The question could not be answered on this machine: no GPU, no source, no kernel (exit code 3)."""
 
-    exit_code = 3
+    exit_code = ExitCode.NOT_JUDGED
 
 
 class DamagedBundleError(BlockexportError):
     """A file of a bundle is not the one that its manifest lists: judged, and found bad (exit code 1)."""
 
-    exit_code = 1
+    exit_code = ExitCode.BAD
 
 
 class ArtifactError(BlockexportError):

@@ -59,6 +59,7 @@ HOMES: dict[str, set[str]] = {
 LIGHT_OF_OURS = {
     "blockexport.models.did_you_mean",
     "blockexport.models.errors",
+    "blockexport.models.exit_codes",
     "blockexport.models.precision",
     "blockexport.runtime.backends",
     "blockexport.runtime.cpp_project",

@@ -36,6 +36,7 @@ from blockexport.compare.core.check import CheckResult, Verdict
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report_explanation import explanation_json
 from blockexport.export.bundle.golden_file import GoldenVectors
+from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import backend_named
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ NUMERICAL = {"prefill", "decode", "chunked", "spread", "last-slot", "batch", "pa
 STATIC = {"parameters", "constants", "types", "precision"}
 """Checks that do not run the artifact."""
 
-_EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.NOT_JUDGED: 3}
+_EXIT_CODES = {Verdict.PASS: ExitCode.GOOD, Verdict.FAIL: ExitCode.BAD, Verdict.NOT_JUDGED: ExitCode.NOT_JUDGED}
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Report:
         return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.NOT_JUDGED
 
     @property
-    def exit_code(self) -> int:
-        """0, 1 or 3."""
+    def exit_code(self) -> ExitCode:
+        """What a command that asked for the judgement ends with."""
         return _EXIT_CODES[self.verdict]
 
     @property
