@@ -263,7 +263,7 @@ def inspect_model(
     from blockexport.models.config.cost import describe
 
     config = open_config(str(model))
-    own = next((p for p in Precision if p.dtype_name == config.dtype), Precision.FP32)
+    own = next((p for p in Precision if p.element.name == config.dtype), Precision.FP32)
     rows = whole("batch_size", batch_size, least=1)
     return describe(config, whole("tokens", tokens, least=1), rows, own if precision is None else _precision(precision))
 

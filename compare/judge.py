@@ -21,6 +21,7 @@ from blockexport.compare.report.report import Report
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
+from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, Arithmetic, backend_named, require_judgeable
@@ -242,8 +243,8 @@ def _weight_rounding(context: CheckContext) -> dict[str, float] | None:
 
 def _rounds(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     """Whether some weight's type holds values that `dtype` does not."""
-    kept = {torch.float32: {"F32", "F16", "BF16"}, torch.float16: {"F16"}, torch.bfloat16: {"BF16"}}[dtype]
-    return any(entry.dtype not in kept for entry in checkpoint.entries.values())
+    kinds = {BY_SAFETENSORS[entry.dtype].torch_dtype for entry in checkpoint.entries.values()}
+    return any(torch.promote_types(kind, dtype) != dtype for kind in kinds)
 
 
 def _positions(context: CheckContext) -> dict[str, list[float]]:

@@ -33,6 +33,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.config_hf_write import config_to_hf
+from blockexport.models.element_types import BY_ONNX, BY_SAFETENSORS
 from blockexport.models.progress import Progress, silent
 
 Note = Callable[[str], None]
@@ -86,26 +87,16 @@ def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable
         else:
             slice_ = written.result().tensors[name]
             file, offset, length, shape, dtype = slice_.file, slice_.offset, slice_.length, slice_.shape, slice_.dtype
-        return ir.ExternalTensor(
-            file, offset, length, _ONNX_TYPES[dtype], shape=ir.Shape(shape), name=name, base_dir=folder
-        )
+        kind = ir.DataType(BY_SAFETENSORS[dtype].onnx)
+        return ir.ExternalTensor(file, offset, length, kind, shape=ir.Shape(shape), name=name, base_dir=folder)
 
     return tensor
-
-
-_MANIFEST_TYPES = {
-    ir.DataType.INT64: "int64",
-    ir.DataType.FLOAT: "float32",
-    ir.DataType.FLOAT16: "float16",
-    ir.DataType.BFLOAT16: "bfloat16",
-}
-_ONNX_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 
 
 def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions, note: Note) -> list[str]:
     """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless."""
     files: dict[str, object] = {}
-    hugging_face = config_to_hf(replace(checkpoint.config, dtype=options.precision.dtype_name))
+    hugging_face = config_to_hf(replace(checkpoint.config, dtype=options.precision.element.name))
     if hugging_face is not None:
         files["config.json"] = hugging_face
     if not options.headless:
@@ -164,4 +155,4 @@ def _port(value: ir.Value) -> Port:
     """An input or output of the graph, as it stands there."""
     assert value.name is not None and value.dtype is not None and value.shape is not None
     shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape)
-    return Port(value.name, _MANIFEST_TYPES[value.dtype], shape, io_names.past_of(value.name))
+    return Port(value.name, BY_ONNX[value.dtype].name, shape, io_names.past_of(value.name))

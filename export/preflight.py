@@ -20,7 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def weight_bytes(checkpoint: Checkpoint, options: GraphOptions) -> int:
     """What the weights of an export take, in a file of theirs or inside of a program."""
-    return sum(entry.size for entry in _entries(checkpoint, options)) * options.precision.itemsize
+    return sum(entry.size for entry in _entries(checkpoint, options)) * options.precision.element.itemsize
 
 
 def _entries(checkpoint: Checkpoint, options: GraphOptions) -> list[TensorEntry]:
@@ -46,7 +46,7 @@ def check_room(
     what = f"{elements / 1e9:.2f} billion weights in {options.precision}"
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
-    mapped = all(e.location is not None and e.dtype == options.precision.safetensors_name for e in entries)
+    mapped = all(e.location is not None and e.dtype == options.precision.element.safetensors for e in entries)
     disk = needed * (pt2 + (not mapped))  # what is cloned may take no room, which the copy finds out
     if free < disk:
         program = " with the program of --pt2" if pt2 else ""

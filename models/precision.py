@@ -1,10 +1,11 @@
-"""The three floating-point types a bundle can be written in, and their names in each library."""
+"""The three floating-point types a bundle can be written in."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from blockexport.models.element_types import ELEMENT_TYPES, ElementType
 from blockexport.models.errors import NotJudgedError
 
 if TYPE_CHECKING:
@@ -19,27 +20,14 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
     @property
-    def dtype_name(self) -> str:
-        """The name torch, Hugging Face configs and manifests use: `float32`, `float16` or `bfloat16`."""
-        return {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[self.value]
-
-    @property
-    def safetensors_name(self) -> str:
-        """The type's name in a safetensors header."""
-        return {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}[self.value]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return 4 if self is Precision.FP32 else 2
+    def element(self) -> ElementType:
+        """The element type, with its names in each library."""
+        return next(one for one in ELEMENT_TYPES if one.precision == self)
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The torch type (imports torch)."""
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self.dtype_name)
-        return dtype
+        return self.element.torch_dtype
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Precision:

@@ -117,7 +117,7 @@ class Backend:
 
 def everywhere(is_target: bool, note: str) -> dict[Precision, Arithmetic]:
     """The same statement for every precision; `{}` in the note is the type's name."""
-    return {one: Arithmetic(is_target, True, note.format(one.dtype_name)) for one in Precision}
+    return {one: Arithmetic(is_target, True, note.format(one.element.name)) for one in Precision}
 
 
 _FLOAT32 = Arithmetic(True, True, "every operator in float32")

@@ -20,15 +20,7 @@ from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder, require_shape
-from blockexport.runtime.onnx_session import open_session, ort, session_options
-
-# ONNX element types (onnx.TensorProto.DataType), which is how a binding names types that NumPy lacks.
-_ELEMENT_TYPES = {
-    torch.float32: onnx.TensorProto.FLOAT,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-    torch.int64: onnx.TensorProto.INT64,
-}
+from blockexport.runtime.onnx_session import bind, open_session, ort, session_options
 
 
 class OnnxDecoder(Decoder):
@@ -75,16 +67,16 @@ class OnnxDecoder(Decoder):
         layers = self.config.num_hidden_layers
         names = zip(io_names.past_names(layers), io_names.present_names(layers), self._past, strict=True)
         for past, present, buffer in names:
-            self._bind(self._binding.bind_input, past, buffer)
-            self._bind(self._binding.bind_output, present, buffer)
+            bind(self._binding.bind_input, past, buffer)
+            bind(self._binding.bind_output, present, buffer)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         given = inputs.contiguous()
         positions = position_ids_BS.contiguous()
         output = torch.empty(self._output_shape(position_ids_BS), dtype=self.dtype)
-        self._bind(self._binding.bind_input, self._input, given)
-        self._bind(self._binding.bind_input, io_names.POSITION_IDS, positions)
-        self._bind(self._binding.bind_output, self._output_name, output)
+        bind(self._binding.bind_input, self._input, given)
+        bind(self._binding.bind_input, io_names.POSITION_IDS, positions)
+        bind(self._binding.bind_output, self._output_name, output)
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
@@ -109,11 +101,6 @@ class OnnxDecoder(Decoder):
             return
         for (name, tensor), value in zip(wanted.items(), self._binding.get_outputs(), strict=True):
             require_shape(name, value.shape(), tensor.shape, position_ids_BS)
-
-    @staticmethod
-    def _bind(method: object, name: str, tensor: torch.Tensor) -> None:
-        # The binding holds an address and no reference: the caller keeps the tensor alive over the run.
-        method(name, "cpu", 0, _ELEMENT_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())  # type: ignore[operator]
 
 
 def _session(

@@ -7,14 +7,16 @@ library is imported here only, behind it; a process that loaded it earlier is co
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from blockexport.models.element_types import element_of
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.threads import most_threads
 
-__all__ = ["open_session", "ort", "session_options"]
+__all__ = ["bind", "open_session", "ort", "session_options"]
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -51,6 +53,12 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4
     return options
+
+
+def bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
+    """Bind a tensor. The binding holds an address and no reference: the caller keeps the tensor alive over the run."""
+    # An ONNX element type names those that NumPy lacks.
+    method(name, "cpu", 0, element_of(tensor.dtype).onnx, tuple(tensor.shape), tensor.data_ptr())
 
 
 def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, remedy: str) -> ort.InferenceSession:

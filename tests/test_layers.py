@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from blockexport.models.element_types import ELEMENT_TYPES
 from tests.support import REPOSITORY
 
 PACKAGES = ("models", "export", "runtime", "compare", "cli")
@@ -58,11 +59,21 @@ HOMES: dict[str, set[str]] = {
 }
 LIGHT_OF_OURS = {
     "blockexport.models.did_you_mean",
+    "blockexport.models.element_types",
     "blockexport.models.errors",
     "blockexport.models.exit_codes",
     "blockexport.models.precision",
     "blockexport.runtime.backends",
     "blockexport.runtime.cpp_project",
+}
+
+# Of the floating-point types alone: "bool" is also a Python type, "INT" may be anything.
+TYPE_NAMES = {
+    spelling
+    for one in ELEMENT_TYPES
+    for name in vars(one).values()
+    if one.is_float and isinstance(name, str)
+    for spelling in (name, name.upper())
 }
 
 
@@ -133,6 +144,35 @@ def test_no_command_calls_another() -> None:
         if name.startswith("blockexport.cli.") and name.split(".")[2].endswith("_command")
     ]
     assert calls == []
+
+
+def element_type_in(node: ast.expr | None) -> str | None:
+    """The name of an element type that an expression is (`"BF16"`, `torch.float16`), if it is one."""
+    if isinstance(node, ast.Attribute):  # a Precision is a choice
+        return node.attr if node.attr in TYPE_NAMES and ast.unparse(node.value) != "Precision" else None
+    text = node.value if isinstance(node, ast.Constant) else None
+    return text if isinstance(text, str) and text in TYPE_NAMES else None
+
+
+def type_tables(tree: ast.AST) -> Iterator[int]:
+    """The lines with a mapping of two or more element types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            for side in (node.keys, node.values):
+                if sum(element_type_in(item) is not None for item in side) > 1:
+                    yield node.lineno
+                    break
+
+
+def test_element_types_have_one_table() -> None:
+    """What a library calls a type stands in models/element_types.py alone."""
+    assert list(type_tables(ast.parse('a = {"F32": 1, "F16": 2}\nb = {1: torch.float16, 2: torch.bfloat16}'))) == [1, 2]
+    strays = [
+        f"{path.relative_to(REPOSITORY)}:{line}"
+        for path in (*(path for package in PACKAGES for path in sources(package)), *REPOSITORY.glob("*.py"))
+        for line in type_tables(ast.parse(path.read_text()))
+    ]
+    assert strays == []
 
 
 def test_no_file_is_named_like_a_library() -> None:

@@ -16,7 +16,8 @@ import torch
 
 from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE
 from blockexport.models.checkpoints.checkpoint import FileSlice
-from blockexport.models.checkpoints.tensor_types import TORCH_TYPES, tensor_of
+from blockexport.models.checkpoints.mapped_tensor import tensor_of
+from blockexport.models.element_types import BY_ONNX, ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,9 +60,8 @@ def _onnx_weights(path: Path) -> ArtifactWeights:
 
 def initializers(model: onnx.ModelProto, folder: Path) -> ArtifactWeights:
     """The floating-point initializers of one dimension or more of a file in `folder`."""
-    import onnx
 
-    floating = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    floating = [one.onnx for one in ELEMENT_TYPES if one.precision]
     tensors = {
         tensor.name: tensor
         for tensor in model.graph.initializer
@@ -80,18 +80,14 @@ def _onnx_tensor(tensor: onnx.TensorProto, folder: Path) -> torch.Tensor:
     import onnx
     from onnx import numpy_helper
 
-    kind: Mapping[int, str] = {
-        onnx.TensorProto.FLOAT: "F32",
-        onnx.TensorProto.FLOAT16: "F16",
-        onnx.TensorProto.BFLOAT16: "BF16",
-    }
-    dtype, shape = kind[tensor.data_type], tuple(tensor.dims)
+    element, shape = BY_ONNX[tensor.data_type], tuple(tensor.dims)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         where = {entry.key: entry.value for entry in tensor.external_data}
-        length = prod(shape) * TORCH_TYPES[dtype].itemsize
-        return tensor_of(FileSlice(folder / where["location"], int(where.get("offset", 0)), length), dtype, shape)
+        length = prod(shape) * element.itemsize
+        place = FileSlice(folder / where["location"], int(where.get("offset", 0)), length)
+        return tensor_of(place, element.safetensors, shape)
     raw = bytearray(numpy_helper.to_array(tensor).tobytes())
-    return torch.frombuffer(raw, dtype=TORCH_TYPES[dtype]).view(shape) if raw else torch.empty(shape)
+    return torch.frombuffer(raw, dtype=element.torch_dtype).view(shape) if raw else torch.empty(shape)
 
 
 def _pt2_weights(path: Path) -> ArtifactWeights:
@@ -119,7 +115,7 @@ def _kind(path: Path, name: str, entry: Mapping[str, Any], member: zipfile.ZipIn
     from torch._export.serde.schema import ScalarType
 
     dtype = ScalarType(entry["tensor_meta"]["dtype"]).name
-    kind = {"FLOAT": "F32", "HALF": "F16", "BFLOAT16": "BF16"}.get(dtype)
+    kind = next((one.safetensors for one in ELEMENT_TYPES if one.precision and one.pt2 == dtype), None)
     plain = not entry["use_pickle"] and member.compress_type == zipfile.ZIP_STORED
     if kind is None or not plain:
         raise UsageError(f"{path} stores {name} ({dtype}) in a form that is not read here: export it again")

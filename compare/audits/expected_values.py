@@ -47,8 +47,7 @@ def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:
     """The values widened, which is exact; float64 is rounded once, here."""
     if values.dtype == torch.bfloat16:
         return (_bits(values).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    kind = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}[values.dtype]
-    return values.contiguous().numpy().astype(kind, copy=False).astype(np.float32)
+    return values.contiguous().numpy().astype(np.float32)
 
 
 def _bits(values: torch.Tensor) -> Bits:

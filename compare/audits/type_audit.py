@@ -17,7 +17,6 @@ from blockexport.models.precision import Precision
 
 _BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))
 _SECOND_INPUT = frozenset(("Where",))
-_TYPES = {Precision.FP32: ir.DataType.FLOAT, Precision.FP16: ir.DataType.FLOAT16, Precision.BF16: ir.DataType.BFLOAT16}
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOATS = (*_HALVES, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -64,7 +63,7 @@ def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -
     """
     types = declared_types(graph)
     sites = map_sites(graph, num_hidden_layers)
-    own, single = _TYPES[precision].name, ir.DataType.FLOAT.name
+    own, single = ir.DataType(precision.element.onnx).name, ir.DataType.FLOAT.name
     rows = [
         TypeRow("weights", _count(_weight_types(graph)), own),
         TypeRow("residual stream", _count(types[name] for name in sites.streams if name in types), own),

@@ -47,8 +47,8 @@ def precision(context: CheckContext) -> Outcome:
 
 def _wider_that_hold(context: CheckContext, dtype: torch.dtype) -> list[Precision]:
     """Other precisions of wider range or more digits in which eager stays finite and near to float64."""
-    wider = {torch.float16: (Precision.BF16, Precision.FP32), torch.bfloat16: (Precision.FP32,)}.get(dtype, ())
-    return [one for one in wider if _holds(context, one.torch_dtype)]
+    wider = {Precision.FP16: (Precision.BF16, Precision.FP32), Precision.BF16: (Precision.FP32,)}
+    return [one for one in wider.get(Precision.of(dtype), ()) if _holds(context, one.torch_dtype)]
 
 
 def _holds(context: CheckContext, dtype: torch.dtype) -> bool:

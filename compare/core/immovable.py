@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from blockexport.compare.core.tolerances import UNCHANGED
+from blockexport.models.element_types import BY_NAME
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -15,7 +16,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def as_integers(dtype: torch.dtype) -> torch.dtype:
     """The integer type as wide as a floating-point one: torch compares bytes one by one, at a third of the speed."""
-    return {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return BY_NAME[f"int{8 * dtype.itemsize}"].torch_dtype
 
 
 def moved_by(before: torch.Tensor, after: torch.Tensor) -> float:

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from blockexport.compare.core.immovable import as_integers
+
 RUNS = 3
 MORE_RUNS = 12  # where an artifact leaves the floor of those at a few positions
 LARGE = 8  # units in the last place by which those move the stream; their error counts divided by it
@@ -33,7 +35,7 @@ class Nudge:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` of any shape and floating type, moved; zeros, the largest values and what is not finite stay."""
-        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+        integers = as_integers(x.dtype)
         chance = torch.rand(x.shape, generator=self._generator)
         # The bits of a float, read as an integer, count its magnitude in units in the last place.
         steps = (chance < SHARE / 2).to(integers) - (chance > 1 - SHARE / 2).to(integers)

@@ -12,19 +12,13 @@ from blockexport.export.bundle.external_data import external_places
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
 from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.export.bundle.rope_file import COS, SIN
+from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_bytes, require_readable
 
 PROTOBUF_BYTES = 1 << 31
 """The most that protobuf reads of one message."""
 REMEDY = "Copy the whole bundle again, or export it again"
-
-_NAMES: dict[int, str] = {
-    onnx.TensorProto.FLOAT: "float32",
-    onnx.TensorProto.FLOAT16: "float16",
-    onnx.TensorProto.BFLOAT16: "bfloat16",
-    onnx.TensorProto.INT64: "int64",
-}
 
 
 def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
@@ -89,7 +83,7 @@ def _declared(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | None, ...]]:
     tensor = value.type.tensor_type
     number = int(tensor.elem_type)
     shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
-    return _NAMES.get(number) or f"ONNX type {number}", shape
+    return BY_ONNX[number].name if number in BY_ONNX else f"ONNX type {number}", shape
 
 
 def _without_names(shape: Sequence[str | int]) -> tuple[int | None, ...]:

@@ -11,20 +11,11 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 
+from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 
 REMEDY = "Copy the whole model again, or export it again"
 _NUMBER = re.compile("[0-9]{1,18}")  # as text: more digits are no place in any file
-_SIZES = {
-    onnx.TensorProto.DataType.Value(name): size
-    for size, names in {
-        1: ("UINT8", "INT8", "BOOL"),
-        2: ("UINT16", "INT16", "FLOAT16", "BFLOAT16"),
-        4: ("UINT32", "INT32", "FLOAT"),
-        8: ("UINT64", "INT64", "DOUBLE"),
-    }.items()
-    for name in names
-}
 
 
 @dataclass(frozen=True)
@@ -70,8 +61,8 @@ def _place(tensor: onnx.TensorProto, path: Path) -> ExternalPlace:
 
 def _bytes_of(tensor: onnx.TensorProto) -> int | None:
     """What a tensor's values take; None for strings and for types of a fraction of a byte."""
-    size = _SIZES.get(tensor.data_type)
-    return None if size is None else prod(tensor.dims) * size
+    element = BY_ONNX.get(tensor.data_type)
+    return None if element is None else prod(tensor.dims) * element.itemsize
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -237,7 +237,7 @@ def _check_file(name: str, entry: FileEntry) -> None:
 
 def interface(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     """The inputs and outputs that a decoder of the manifest's config, precision, slots and ends has."""
-    config, dtype = manifest.config, manifest.precision.dtype_name
+    config, dtype = manifest.config, manifest.precision.element.name
     axes = (io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS)
     slots = (io_names.BATCH_AXIS, config.num_key_value_heads, manifest.max_sequence_length, config.head_dim)
     past, present = (names(config.num_hidden_layers) for names in (io_names.past_names, io_names.present_names))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from blockexport.export.graph.graph_builder import OPSET, GraphBuilder
 from blockexport.export.graph.trace import Parts, trace_parts
-from blockexport.export.graph.translate import DTYPES, Stamp
+from blockexport.export.graph.translate import Stamp
 from blockexport.models import io_names
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.config.model_config import ModelConfig
@@ -82,7 +82,7 @@ def _stamp_all(
 
 def _inputs(config: ModelConfig, options: GraphOptions) -> list[ir.Value]:
     axes: list[str | int] = [io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS]
-    dtype = DTYPES[options.precision.torch_dtype]
+    dtype = ir.DataType(options.precision.element.onnx)
     first = (
         _value(io_names.INPUTS_EMBEDS, dtype, [*axes, config.hidden_size])
         if options.headless
@@ -97,7 +97,7 @@ def _inputs(config: ModelConfig, options: GraphOptions) -> list[ir.Value]:
 def _named_outputs(
     config: ModelConfig, options: GraphOptions, result: ir.Value, present: list[ir.Value]
 ) -> list[ir.Value]:
-    dtype = DTYPES[options.precision.torch_dtype]
+    dtype = ir.DataType(options.precision.element.onnx)
     length: str | int = 1 if options.last_logits_only else io_names.SEQUENCE_AXIS
     width = config.hidden_size if options.headless else config.vocab_size
     result.name = io_names.HIDDEN_STATES if options.headless else io_names.LOGITS

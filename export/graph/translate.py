@@ -15,15 +15,9 @@ import torch
 
 from blockexport.export.graph.graph_builder import GraphBuilder
 from blockexport.export.graph.trace import Fragment
+from blockexport.models.element_types import element_of
 
 aten = torch.ops.aten
-DTYPES = {
-    torch.float32: ir.DataType.FLOAT,
-    torch.float16: ir.DataType.FLOAT16,
-    torch.bfloat16: ir.DataType.BFLOAT16,
-    torch.int64: ir.DataType.INT64,
-    torch.bool: ir.DataType.BOOL,
-}
 _WHOLE_AXIS = 2**63 - 1
 
 Handler = Callable[["Stamp", torch.fx.Node], ir.Value]
@@ -86,7 +80,7 @@ class Stamp:
 
     def dtype(self, node: Any) -> ir.DataType:
         """The ONNX type of an fx node's tensor."""
-        return DTYPES[node.meta["val"].dtype]
+        return ir.DataType(element_of(node.meta["val"].dtype).onnx)
 
     def ints(self, values: Sequence[int]) -> ir.Value:
         """A constant int64 vector."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from onnx import TensorProto
-
 from blockexport.export.lint.flat_graph import FlatGraph, FlatNode
+from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.io_names import past_of
 
 # Operators whose result is made of the values of what they are given, moved, dropped, repeated or blended.
@@ -20,7 +19,7 @@ _MOVERS = frozenset((
 # fmt: on
 # Operators that put new entries into a cache or after it.
 _WRITERS = frozenset(("Concat", "ScatterElements", "ScatterND", "TensorScatter", "Where"))
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_FLOATS = {one.onnx for one in ELEMENT_TYPES if one.is_float}
 # Inputs of attention operators that hold keys and values; those of a GroupQueryAttention's cache are 3 and 4.
 _HEADS = {"Attention": (1, 2), "GroupQueryAttention": (1, 2, 3, 4), "MultiHeadAttention": (1, 2, 6, 7)}
 _PASTS = {1: 3, 2: 4}  # a GroupQueryAttention's inputs by the outputs that are their next states
@@ -155,7 +154,7 @@ class CacheFlow:
         if left is None or right is None or len(left) != len(right) or len(left) < _RANK:
             return False
         kinds = {self.graph.type_of(one), self.graph.type_of(other)}
-        if len(kinds) > 1 or not kinds <= set(_FLOATS):
+        if len(kinds) > 1 or not kinds <= _FLOATS:
             return False
         numbers = [(a, b) for a, b in zip(left, right, strict=True) if isinstance(a, int) and isinstance(b, int)]
         return sum(a != b for a, b in numbers) <= 1

@@ -12,9 +12,10 @@ from onnx import numpy_helper
 from blockexport.export.lint.cache_flow import CacheFlow
 from blockexport.export.lint.flat_graph import FlatGraph, FlatNode
 from blockexport.export.lint.lint_finding import Fate, Trap
+from blockexport.models.element_types import ELEMENT_TYPES
 
 _STANDARD = ("", "ai.onnx")
-_HALF: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+_HALF = {one.onnx: one.name for one in ELEMENT_TYPES if one.is_float and one.itemsize == 2}
 _SUMS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")  # not ReduceL2, which TensorRT widens by itself
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
 

@@ -14,16 +14,8 @@ from typing import Any
 from blockexport.export.bundle.manifest import Manifest, Port
 from blockexport.export.lint.layer_groups import Problem, told_once
 from blockexport.export.tensorrt.trt_adapter import Adapter
+from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
-
-_PORT_TYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "BOOL": "bool",
-}
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ def _tensors(count: int, get: Any) -> list[Any]:
 
 def _type(tensor: Any) -> str:
     name: str = tensor.dtype.name
-    return _PORT_TYPES.get(name, name)
+    return next((one.name for one in ELEMENT_TYPES if one.tensorrt == name), name)
 
 
 def _count(types: Iterator[str]) -> dict[str, int]:
@@ -185,7 +177,7 @@ def _attention(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
-    config, wanted = manifest.config, manifest.precision.dtype_name
+    config, wanted = manifest.config, manifest.precision.element.name
     for layer in layers.of("MATRIX_MULTIPLY"):
         if _product_type(layer) != wanted:
             yield f"{{}} multiplies in {_product_type(layer)}, not {wanted}", (layer.name,)

@@ -13,13 +13,6 @@ from blockexport.export.tensorrt.native_output import captured_stderr
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
 from blockexport.export.tensorrt.trt_network import Profile, add_profiles
 from blockexport.models import io_names
-from blockexport.models.precision import Precision
-
-_ONNX_TYPES = {
-    Precision.FP32: TensorProto.FLOAT,
-    Precision.FP16: TensorProto.FLOAT16,
-    Precision.BF16: TensorProto.BFLOAT16,
-}
 
 
 def why_not_fused(
@@ -47,7 +40,7 @@ def why_not_fused(
 
 
 def _lone_attention(manifest: Manifest) -> onnx.ModelProto:
-    config, dtype = manifest.config, _ONNX_TYPES[manifest.precision]
+    config, dtype = manifest.config, manifest.precision.element.onnx
     batch, length, slots = io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS, manifest.max_sequence_length
     cache: list[str | int | None] = [batch, config.num_key_value_heads, slots, config.head_dim]
     query: list[str | int | None] = [batch, config.num_attention_heads, length, config.head_dim]

@@ -105,10 +105,10 @@ def _one_thread() -> Iterator[None]:
 def _can_clone(checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], precision: Precision) -> bool:
     """Whether the files can be copied as they are: type, names and alignment are a bundle's already."""
     return checkpoint.source.kind == "safetensors" and all(
-        entry.dtype == precision.safetensors_name
+        entry.dtype == precision.element.safetensors
         and entry.stored_name is None
         and entry.location is not None
-        and entry.location.offset % precision.itemsize == 0
+        and entry.location.offset % precision.element.itemsize == 0
         for entry in entries.values()
     )
 
@@ -150,10 +150,10 @@ def _convert(
     claim: Claim,
     progress: Progress,
 ) -> WrittenWeights:
-    target = precision.safetensors_name
+    target = precision.element.safetensors
     written = {name: replace(entry, dtype=target, location=None) for name, entry in entries.items()}
-    header, offsets = header_bytes(written, precision.itemsize)
-    total = len(header) + sum(entry.size for entry in written.values()) * precision.itemsize
+    header, offsets = header_bytes(written, precision.element.itemsize)
+    total = len(header) + sum(entry.size for entry in written.values()) * precision.element.itemsize
     check_free_space(path.parent, total)
     losses: list[TensorLoss] = []
     label = "making random weights" if checkpoint.source.kind == "random" else "converting weights"
@@ -163,12 +163,12 @@ def _convert(
         done = len(header)
         for name, entry in written.items():
             losses.append(_write_converted(checkpoint, name, precision, file))
-            done += entry.size * precision.itemsize
+            done += entry.size * precision.element.itemsize
             progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
         digest = file.finish()
     tensors = {
-        name: WrittenTensor(path.name, offsets[name], entry.size * precision.itemsize, target, entry.shape)
+        name: WrittenTensor(path.name, offsets[name], entry.size * precision.element.itemsize, target, entry.shape)
         for name, entry in written.items()
     }
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)

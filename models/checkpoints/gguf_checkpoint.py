@@ -50,11 +50,7 @@ _OTHER_KINDS = {
     "imatrix": "a record of activations that guides quantisation",
 }
 
-_KEPT_TYPES = {
-    GGMLQuantizationType.F32: "F32",
-    GGMLQuantizationType.F16: "F16",
-    GGMLQuantizationType.BF16: "BF16",
-}
+_KEPT_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 class GgufCheckpoint(Checkpoint):
@@ -96,7 +92,7 @@ class GgufCheckpoint(Checkpoint):
         """See `Checkpoint.read`: dequantised, and q and k rows in half-split order."""
         import torch
 
-        from blockexport.models.checkpoints.tensor_types import tensor_of
+        from blockexport.models.checkpoints.mapped_tensor import tensor_of
 
         entry, stored = self.entries[name], self._stored[name]
         if stored.ggml_type in _KEPT_TYPES:
@@ -108,12 +104,11 @@ class GgufCheckpoint(Checkpoint):
         return tensor
 
     def _entry(self, name: str, stored: GgufTensor) -> TensorEntry:
-        kept = _KEPT_TYPES.get(stored.ggml_type)
-        if kept is None:
+        if stored.ggml_type not in _KEPT_TYPES:
             _check_dequantisable(stored, self._path)
             return TensorEntry(name, "F32", stored.shape, None, stored.name, stored.ggml_type.name)
         verbatim = None if self._is_permuted(name) else FileSlice(self._path, stored.offset, stored.length)
-        return TensorEntry(name, kept, stored.shape, verbatim, stored.name)
+        return TensorEntry(name, stored.ggml_type.name, stored.shape, verbatim, stored.name)
 
     def _is_permuted(self, name: str) -> bool:
         return self._neighbour_pairs and _PERMUTED.fullmatch(name) is not None

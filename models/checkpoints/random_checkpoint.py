@@ -16,11 +16,10 @@ import numpy as np
 from blockexport.models.checkpoints.checkpoint import Checkpoint, Source, TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.element_types import BY_NAME, BY_SAFETENSORS
 
 if TYPE_CHECKING:
     import torch
-
-_TYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 LOGIT_STD = 2.5
 """Rough spread of the logits: wide enough that one token leads, narrow enough that softmax does not saturate."""
@@ -46,7 +45,7 @@ class RandomCheckpoint(Checkpoint):
         self.source = Source("random", reference, seed=seed)
         self._seed = seed
         self._std = std
-        dtype = _TYPE_NAMES[config.dtype]
+        dtype = BY_NAME[config.dtype].safetensors
         self.entries: Mapping[str, TensorEntry] = {
             name: TensorEntry(name, dtype, shape) for name, shape in expected_tensors(config).items()
         }
@@ -54,8 +53,6 @@ class RandomCheckpoint(Checkpoint):
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`."""
         import torch
-
-        from blockexport.models.checkpoints.tensor_types import TORCH_TYPES
 
         entry = self.entries[name]
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
@@ -65,7 +62,7 @@ class RandomCheckpoint(Checkpoint):
         low, high = self._range(entry)
         values *= np.float32(high - low)
         values += np.float32(low)
-        return torch.from_numpy(values).to(TORCH_TYPES[entry.dtype])
+        return torch.from_numpy(values).to(BY_SAFETENSORS[entry.dtype].torch_dtype)
 
     def _range(self, entry: TensorEntry) -> tuple[float, float]:
         if entry.name.endswith("norm.weight"):

@@ -46,7 +46,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`. The tensor maps the file's pages; nothing is copied."""
-        from blockexport.models.checkpoints.tensor_types import tensor_of
+        from blockexport.models.checkpoints.mapped_tensor import tensor_of
 
         entry = self.entries[name]
         assert entry.location is not None

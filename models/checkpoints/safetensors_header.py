@@ -15,15 +15,21 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
 
 ITEM_BITS: Mapping[str, int] = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    **{one.safetensors: 8 * one.itemsize for one in ELEMENT_TYPES},
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
     "C64": 64,
-}  # fmt: skip
-"""Bits per element of every type the format knows."""
+}
+"""Bits per element of every type the format knows, also of those that nothing here computes with."""
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 
-FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
+FLOAT_TYPES = tuple(one.safetensors for one in ELEMENT_TYPES if one.is_float)
 
 HARMLESS = {
     re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq"): (

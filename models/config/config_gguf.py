@@ -21,10 +21,12 @@ from blockexport.models.config.config_fields import (
     shown,
 )
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
+from blockexport.models.element_types import ELEMENT_TYPES
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 DEFAULT_ROPE_THETA = 10_000.0
-FILE_TYPE_DTYPES = {1: "float16", 32: "bfloat16"}  # every other stored type is read as float32
+# Every other stored type is read as float32.
+FILE_TYPE_DTYPES = {one.gguf_file: one.name for one in ELEMENT_TYPES if one.gguf_file is not None}
 
 HARMLESS_PREFIXES: dict[str, str] = {
     "general.": "name, authors, licence and file type",

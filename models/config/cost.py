@@ -28,7 +28,7 @@ def describe(config: ModelConfig, tokens: int | None, batch_size: int, precision
     tokens = _context(config, tokens)
     counted = arithmetic.count_parameters(config)
     saving = arithmetic.gqa_saving(config)
-    bytes_per_token = arithmetic.cache_bytes(config, precision.itemsize)
+    bytes_per_token = arithmetic.cache_bytes(config, precision.element.itemsize)
     return {
         "config": config.to_json(),
         "precision": precision.value,
@@ -42,7 +42,7 @@ def describe(config: ModelConfig, tokens: int | None, batch_size: int, precision
             "blocks": counted.blocks,
             "total": counted.total,
         },
-        "weight_bytes": counted.total * precision.itemsize,
+        "weight_bytes": counted.total * precision.element.itemsize,
         "flops_per_token": {
             "weights": arithmetic.weight_flops(config),
             "attention_by_layer": [
@@ -53,8 +53,8 @@ def describe(config: ModelConfig, tokens: int | None, batch_size: int, precision
         "cache_bytes": {
             "per_token": bytes_per_token,
             "per_sequence": bytes_per_token * tokens,
-            "batch": arithmetic.cache_bytes(config, precision.itemsize, tokens, batch_size),
-            "without_gqa": saving * arithmetic.cache_bytes(config, precision.itemsize, tokens, batch_size),
+            "batch": arithmetic.cache_bytes(config, precision.element.itemsize, tokens, batch_size),
+            "without_gqa": saving * arithmetic.cache_bytes(config, precision.element.itemsize, tokens, batch_size),
             "times_without_gqa": saving,
         },
     }

@@ -29,19 +29,12 @@ import torch
 
 from blockexport.export.bundle.manifest import MANIFEST
 from blockexport.models import io_names
+from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.names import Names, name_roles
 
-_TYPES: Mapping[int, torch.dtype] = {
-    onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.FLOAT16: torch.float16,
-    onnx.TensorProto.BFLOAT16: torch.bfloat16,
-    onnx.TensorProto.INT32: torch.int32,
-    onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.BOOL: torch.bool,
-}
-ELEMENT_TYPES: Mapping[torch.dtype, int] = {dtype: kind for kind, dtype in _TYPES.items()}
+_TYPES = {number: element.torch_dtype for number, element in BY_ONNX.items()}
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # What an input may be: ranks, and types for each.

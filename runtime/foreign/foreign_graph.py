@@ -13,7 +13,7 @@ from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
 from blockexport.runtime.foreign import names as roles
-from blockexport.runtime.foreign.foreign_convention import ELEMENT_TYPES, Convention, ForeignPort
+from blockexport.runtime.foreign.foreign_convention import Convention, ForeignPort
 from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 _CAST = "InsertedPrecisionFreeCast_"  # what ONNX Runtime calls casts around an operator that it has no kernel for
@@ -157,8 +157,3 @@ class ForeignGraph:
             f"ONNX Runtime {ort.__version__} does not run {self.path} on {length} tokens from position {start} on: "
             f"{said}"
         )
-
-
-def bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
-    """Bind a tensor. The binding holds an address and no reference: the caller keeps the tensor alive over the run."""
-    method(name, "cpu", 0, ELEMENT_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())

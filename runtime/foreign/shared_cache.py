@@ -9,7 +9,8 @@ from blockexport.models.block.cache import empty_cache, visible_slots
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import require_shape
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
-from blockexport.runtime.foreign.foreign_graph import CallValues, ForeignGraph, bind
+from blockexport.runtime.foreign.foreign_graph import CallValues, ForeignGraph
+from blockexport.runtime.onnx_session import bind
 
 
 class SharedCacheDecoder(ForeignDecoder):

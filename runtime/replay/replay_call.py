@@ -8,20 +8,8 @@ from typing import Any
 
 import torch
 
+from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import NotJudgedError
-
-# ONNX element types (onnx.TensorProto.DataType) that a decoder's graph may hold.
-TORCH_TYPES: dict[int, torch.dtype] = {
-    1: torch.float32,
-    2: torch.uint8,
-    3: torch.int8,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    10: torch.float16,
-    11: torch.float64,
-    16: torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -56,9 +44,9 @@ class Call:
     def dtype_attribute(self, name: str, default: int) -> torch.dtype:
         """An attribute that names an ONNX element type."""
         number = int(self.attribute(name, default))
-        if number not in TORCH_TYPES:
+        if number not in BY_ONNX:
             raise self.refuse(f"{name}={number} is an element type that the replay does not know")
-        return TORCH_TYPES[number]
+        return BY_ONNX[number].torch_dtype
 
     def only(self, **allowed: Any) -> None:
         """Refuse an attribute whose value is not the one given here: ignoring it would replay another operator."""

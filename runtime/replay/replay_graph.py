@@ -13,9 +13,10 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.regular_file import is_there, require_readable
-from blockexport.runtime.replay.replay_call import TORCH_TYPES, Call
+from blockexport.runtime.replay.replay_call import Call
 from blockexport.runtime.replay.replay_operators import OPERATORS
 
 Observer = Callable[[str, torch.Tensor], None]
@@ -103,7 +104,7 @@ class ReplayGraph:
                 raise UsageError(f"the graph's weights are in {path}, and there is no such file")
             require_readable(path)
             self._files[path] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-        dtype, shape = TORCH_TYPES[int(tensor.dtype)], tensor.shape.numpy()
+        dtype, shape = _torch_type(tensor), tensor.shape.numpy()
         offset = tensor.offset or 0
         length = tensor.size * dtype.itemsize
         if offset + length > self._files[path].numel():
@@ -149,8 +150,12 @@ def _attributes(node: ir.Node) -> dict[str, object]:
 
 
 def _to_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
-    dtype = TORCH_TYPES.get(int(tensor.dtype))
-    if dtype is None:
-        raise NotJudgedError(f"the replay does not know the type {tensor.dtype} of {tensor.name}")
     raw = torch.frombuffer(bytearray(tensor.tobytes()), dtype=torch.uint8) if tensor.size else torch.empty(0)
-    return raw.view(dtype).reshape(tensor.shape.numpy())
+    return raw.view(_torch_type(tensor)).reshape(tensor.shape.numpy())
+
+
+def _torch_type(tensor: ir.TensorProtocol) -> torch.dtype:
+    element = BY_ONNX.get(int(tensor.dtype))
+    if element is None:
+        raise NotJudgedError(f"the replay does not know the type {tensor.dtype} of {tensor.name}")
+    return element.torch_dtype

@@ -14,7 +14,7 @@ from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.safetensors_header import read_header
-from blockexport.models.checkpoints.tensor_types import TORCH_TYPES
+from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.runtime.open import open_decoder
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -35,7 +35,8 @@ def spoilt(bundle: Path, folder: Path, file: str, changes: dict[str, Change]) ->
     data = bytearray(path.read_bytes())
     for name, change in changes.items():
         at = header[name]
-        before = torch.frombuffer(data[at.offset : at.offset + at.length], dtype=TORCH_TYPES[at.dtype]).view(at.shape)
+        dtype = BY_SAFETENSORS[at.dtype].torch_dtype
+        before = torch.frombuffer(data[at.offset : at.offset + at.length], dtype=dtype).view(at.shape)
         after = change(before.clone()).to(before.dtype).contiguous()
         assert after.numel() == before.numel()
         data[at.offset : at.offset + at.length] = after.flatten().view(torch.uint8).numpy().tobytes()

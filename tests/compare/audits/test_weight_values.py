@@ -179,7 +179,7 @@ def test_pt2(tmp_path: Path, precision: Precision) -> None:
     model = load_model(checkpoint, precision.torch_dtype, 29)
     options = JudgeOptions(backend="eager", checks=("parameters",), weights=weights)
     (result,) = judge(EagerDecoder(model, 29), checkpoint, options).checks
-    assert result.message.startswith(f"{name} differs in {4 // precision.itemsize} of 1,440 values")
+    assert result.message.startswith(f"{name} differs in {4 // precision.element.itemsize} of 1,440 values")
 
 
 def test_one_tensor_of_the_checkpoint_is_in_memory_at_a_time(

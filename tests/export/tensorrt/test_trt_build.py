@@ -53,13 +53,13 @@ def test_stories_is_built_audited_and_built_again(precision: Precision, stories:
     assert audit.attention == "decomposed"
     assert audit.attention_reason is not None
     assert f"head_dim 8 in {precision.value} on 8.6, 8.9, 12.0" in audit.attention_reason
-    assert audit.matrix_products == {precision.dtype_name: 7 * 5 + 1}
+    assert audit.matrix_products == {precision.element.name: 7 * 5 + 1}
     assert audit.norm_statistics == {"float32": 2 * 5 + 1}
     assert audit.rotary_embeddings == {"float32": 2 * 5}
     expected = tensor_bytes(stories[precision] / "model.safetensors")
     # In fp32 the tables of RoPE have the weights' type.
     expected += tensor_bytes(stories[precision] / "rope.safetensors") if precision is Precision.FP32 else 0
-    assert 0 <= audit.weight_bytes[precision.dtype_name] - expected < 128  # in fp32 also two scalars per norm
+    assert 0 <= audit.weight_bytes[precision.element.name] - expected < 128  # in fp32 also two scalars per norm
     assert_alike(first, build(stories[precision], TARGETS), stories[precision])
 
 

@@ -48,6 +48,6 @@ def test_it_is_built_for_three_generations_and_built_again(
     audit = first.audit
     assert (audit.attention, audit.attention_reason) == ("fused", None)
     assert (audit.cache_updates, audit.attention_layers) == (60, 30)
-    assert audit.matrix_products == {precision.dtype_name: 7 * 30 + 1}
-    assert abs(audit.weight_bytes[precision.dtype_name] - WEIGHTS) < 4096
+    assert audit.matrix_products == {precision.element.name: 7 * 30 + 1}
+    assert abs(audit.weight_bytes[precision.element.name] - WEIGHTS) < 4096
     assert_alike(first, once(), smollm2[precision])

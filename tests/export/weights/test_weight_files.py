@@ -181,7 +181,7 @@ def test_a_quantised_file_says_what_it_was_and_how_it_grew(tmp_path: Path, out: 
     assert written.report.dequantised == {"Q4_1": 1, "Q8_0": 6}
     sizes = [f"{path.stat().st_size / 1e6:.1f} MB" for path in (tmp_path / "m.gguf", out / "model.safetensors")]
     note = written.report.notes()[0]
-    assert all(part in note for part in ("1 in Q4_1, 6 in Q8_0", *sizes, precision.safetensors_name))
+    assert all(part in note for part in ("1 in Q4_1, 6 in Q8_0", *sizes, precision.element.safetensors))
     assert ("--fp16" in note) is (precision is FP32)
 
 

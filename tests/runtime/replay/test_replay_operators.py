@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from blockexport.models.errors import NotJudgedError
-from blockexport.runtime.replay.replay_call import TORCH_TYPES, Call
+from blockexport.runtime.replay.replay_call import Call
 from blockexport.runtime.replay.replay_operators import OPERATORS
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -158,10 +158,3 @@ def test_what_it_cannot_run_is_refused_by_name(
     with pytest.raises(NotJudgedError, match=words) as caught:
         by_replay(op_type, inputs, attributes)
     assert op_type in str(caught.value) and "'one'" in str(caught.value)
-
-
-def test_types_cover_what_a_decoder_holds() -> None:
-    for number, dtype in TORCH_TYPES.items():
-        name = onnx.TensorProto.DataType.Name(number).lower()
-        expected = {"float": "float32", "double": "float64"}.get(name, name)
-        assert str(dtype) == f"torch.{expected}"

@@ -1,4 +1,4 @@
-"""Element types by their safetensors names, in torch, and bytes of a file seen as a tensor."""
+"""Bytes of a file seen as a tensor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import mmap
 import torch
 
 from blockexport.models.checkpoints.checkpoint import FileSlice
+from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
-
-TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 def tensor_of(location: FileSlice, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -22,7 +21,7 @@ def tensor_of(location: FileSlice, dtype: str, shape: tuple[int, ...]) -> torch.
     Raises:
         UsageError: the file has become unreadable or shorter than `location` says.
     """
-    torch_type = TORCH_TYPES[dtype]
+    torch_type = BY_SAFETENSORS[dtype].torch_dtype
     if location.length == 0:
         return torch.empty(shape, dtype=torch_type)
     lead = location.offset % mmap.ALLOCATIONGRANULARITY
