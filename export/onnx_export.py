@@ -32,8 +32,8 @@ from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.tensor_names import expected_tensors
-from blockexport.models.config.config_hf_write import config_to_hf
 from blockexport.models.element_types import BY_ONNX, BY_SAFETENSORS
+from blockexport.models.formats.config_hf_write import config_to_hf
 from blockexport.models.progress import Progress, silent
 
 Note = Callable[[str], None]

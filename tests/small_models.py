@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from blockexport.models.checkpoints.tensor_names import expected_tensors
-from blockexport.models.config.config_hf_write import config_to_hf
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.formats.config_hf_write import config_to_hf
 
 Weights = dict[str, torch.Tensor]
 

@@ -6,6 +6,7 @@ The direction between packages is import-linter's (`make lint`); the first test 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from blockexport.models.element_types import ELEMENT_TYPES
+from blockexport.models.families.every_family import FAMILIES, GGUF_FAMILIES
 from tests.support import REPOSITORY
 
 PACKAGES = ("models", "export", "runtime", "compare", "cli")
@@ -220,6 +222,37 @@ def test_bare_package_names_are_banned() -> None:
         )  # fmt: skip
         assert done.returncode == 1
         assert "TID251" in done.stdout
+
+
+def spoken_strings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every string of the code with its line, docstrings left out."""
+    nodes = list(ast.walk(tree))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value, node.lineno
+
+
+def test_only_a_family_s_own_file_spells_its_name() -> None:
+    """By model_type, GGUF architecture or transformers' class. Tokenizers of the same names are in their own room."""
+    names = {*FAMILIES, *GGUF_FAMILIES, *(family.class_name for family in FAMILIES.values())}
+    assert len(names) > 2 * len(FAMILIES) - 1
+    word = re.compile(rf"(?<![\w.-])({'|'.join(names)})(?![\w.-])")
+    rooms = ("models/families/", "export/tokenizer/")
+    paths = [path for package in PACKAGES for path in sources(package)] + list(REPOSITORY.glob("*.py"))
+    strays = [
+        f"{place}:{line} says {text!r}"
+        for path in paths
+        if not (place := path.relative_to(REPOSITORY).as_posix()).startswith(rooms)
+        for text, line in spoken_strings(ast.parse(path.read_text()))
+        if word.search(text)
+    ]
+    assert strays == []
+
+
+def test_each_family_has_a_file_of_its_name() -> None:
+    rooms = {path.stem for path in sources("models/families")}
+    assert rooms == {*FAMILIES, "__init__", "every_family", "family", "windows"}
 
 
 def test_no_two_files_and_no_two_classes_share_a_name() -> None:

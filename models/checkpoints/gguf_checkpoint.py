@@ -18,8 +18,9 @@ from gguf.quants import dequantize
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
-from blockexport.models.config.config_gguf import config_from_gguf
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import GGUF_FAMILIES
+from blockexport.models.formats.config_gguf import config_from_gguf
 
 if TYPE_CHECKING:
     import torch
@@ -79,8 +80,7 @@ class GgufCheckpoint(Checkpoint):
         stored = {tensor.name: tensor for tensor in tensors}
         factors = self._rope_factors(stored.pop(ROPE_FACTORS, None))
         self.config = config_from_gguf(self.metadata, factors, stored.keys(), str(path))
-        # llama.cpp turns neighbouring pairs in its `llama` architecture (Llama, Mistral) and half-split ones elsewhere.
-        self._neighbour_pairs = self.metadata["general.architecture"] == "llama"
+        _, self._form = GGUF_FAMILIES[self.metadata["general.architecture"]]
         self._stored = {hugging_face_name(name): tensor for name, tensor in stored.items()}
         found = {name: self._entry(name, tensor) for name, tensor in self._stored.items()}
         self.entries: Mapping[str, TensorEntry] = needed_entries(
@@ -111,7 +111,7 @@ class GgufCheckpoint(Checkpoint):
         return TensorEntry(name, stored.ggml_type.name, stored.shape, verbatim, stored.name)
 
     def _is_permuted(self, name: str) -> bool:
-        return self._neighbour_pairs and _PERMUTED.fullmatch(name) is not None
+        return self._form.neighbour_pairs and _PERMUTED.fullmatch(name) is not None
 
     def _heads_of(self, name: str) -> int:
         query = ".q_proj." in name

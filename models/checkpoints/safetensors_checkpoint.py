@@ -10,8 +10,8 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Sou
 from blockexport.models.checkpoints.safetensors_files import stored_entries
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
-from blockexport.models.config.config_hf import read_hf_config
 from blockexport.models.errors import UsageError
+from blockexport.models.formats.config_hf import read_hf_config
 from blockexport.models.regular_file import open_regular
 
 if TYPE_CHECKING:

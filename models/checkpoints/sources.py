@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.config.presets import PRESETS
 from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import PRESETS
 from blockexport.models.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def open_config(model: str) -> ModelConfig:
         UsageError: see `open_checkpoint`.
     """
     from blockexport.models.checkpoints.hub import fetch_from_hub
-    from blockexport.models.config.config_hf import read_hf_config
+    from blockexport.models.formats.config_hf import read_hf_config
     from blockexport.models.regular_file import is_there
 
     path = Path(model).expanduser()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,10 @@ def listed(names: Sequence[str], limit: int = 3) -> str:
     """The first names, and how many more there are."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value > 0
 
 
 class RawFields:
@@ -55,58 +59,41 @@ class RawFields:
         self.used.add(key)
         return self.data.get(key)
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
-        """A whole number in [minimum, maximum]. Without a default the key must be there; null is refused."""
+    def _checked(self, key: str, default: Any, is_good: Callable[[Any], bool], what: str) -> Any:
+        """The value, or the default where the key is absent. Without a default the key must be there."""
         self.used.add(key)
         if not self.has(key):
             if default is None:
-                raise self.error(f"the key {key!r} is missing; it must be a whole number of at least {minimum}")
+                raise self.error(f"the key {key!r} is missing; it must be {what}")
             return default
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise self.error(f"{key} is {shown(value)}; it must be a whole number from {minimum} to {maximum}")
+        value = self.data[key]
+        if not is_good(value):
+            raise self.error(f"{key} is {shown(value)}; it must be {what}")
         return value
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """A whole number in [minimum, maximum]. Without a default the key must be there; null is refused."""
+        what = f"a whole number from {minimum} to {maximum}"
+        return int(self._checked(key, default, lambda v: type(v) is int and minimum <= v <= maximum, what))
 
     def optional_integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int | None:
         """Like `integer`, but null means None and an absent key means the default."""
         self.used.add(key)
         if not self.has(key):
             return default
-        return None if self.get(key) is None else self.integer(key, minimum=minimum)
+        return None if self.data[key] is None else self.integer(key, minimum=minimum)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero. Without a default the key must be there; null is refused."""
-        self.used.add(key)
-        if not self.has(key):
-            if default is None:
-                raise self.error(f"the key {key!r} is missing; it must be a number above zero")
-            return default
-        value = self.get(key)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-        if not good:
-            raise self.error(f"{key} is {shown(value)}; it must be a finite number above zero")
-        return float(value)
+        return float(self._checked(key, default, _is_positive, "a finite number above zero"))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        self.used.add(key)
-        if not self.has(key):
-            return default
-        value = self.get(key)
-        if not isinstance(value, bool):
-            raise self.error(f"{key} is {shown(value)}; it must be true or false")
-        return value
+        return bool(self._checked(key, default, lambda v: isinstance(v, bool), "true or false"))
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string. Without a default the key must be there; null is refused."""
-        self.used.add(key)
-        if not self.has(key) and default is not None:
-            return default
-        value = self.get(key)
-        if not isinstance(value, str):
-            found = shown(value) if self.has(key) else "missing"
-            raise self.error(f"{key} is {found}; it must be a string")
-        return value
+        return str(self._checked(key, default, lambda v: isinstance(v, str), "a string"))
 
     def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A token id, a list of them, or null for none."""
@@ -130,6 +117,14 @@ class RawFields:
     def unused(self) -> list[str]:
         """Keys that are there and were never read."""
         return sorted(set(self.data) - self.used)
+
+    def unknown(self, kind: str, keys: Iterable[str], hint: Callable[[str], str] = lambda key: "") -> UsageError:
+        """The error to raise for keys that nobody understands, each with what `hint` has to say of it."""
+        named = ", ".join(f"{key} = {shown(self.data[key])}{hint(key)}" for key in keys)
+        return self.error(
+            f"unknown{kind}: {named}. A key that is not understood may change what the model computes, so none is "
+            "skipped; if it has no effect on inference, remove it from a copy of the file"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ produce this record; nothing else in the project looks at a raw config.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from blockexport.models.strict_json import read_record
 
 LayerType = Literal["full_attention", "sliding_attention"]
+LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 RopeType = Literal["linear", "llama3", "freq_factors"]
 
 

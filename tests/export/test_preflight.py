@@ -13,8 +13,8 @@ from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.preflight import available_memory, check_room
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
-from blockexport.models.config.presets import PRESETS
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.families.every_family import PRESETS
 from blockexport.models.precision import Precision
 from tests.small_models import small_config, small_weights, write_folder
 

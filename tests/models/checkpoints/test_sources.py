@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from blockexport.models.checkpoints.sources import open_checkpoint
-from blockexport.models.config.presets import PRESETS
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import PRESETS
 from tests.small_models import small_config, small_weights, write_folder, write_gguf
 
 

@@ -15,7 +15,7 @@ from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.config import arithmetic
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.config.presets import PRESETS
+from blockexport.models.families.every_family import PRESETS
 
 TINY = PRESETS["tiny"].config
 LLAMA_3_8B = PRESETS["llama-3-8b"].config
@@ -141,6 +141,6 @@ def test_llama_3_8b() -> None:
 
 
 def test_needs_no_torch() -> None:
-    modules = "blockexport.models.config.arithmetic, blockexport.models.config.presets"
+    modules = "blockexport.models.config.arithmetic, blockexport.models.families.every_family"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig
 
-from blockexport.models.config.config_hf import config_from_hf
-from blockexport.models.config.config_hf_write import config_to_hf
 from blockexport.models.config.model_config import LayerType, RopeScaling
-from blockexport.models.config.presets import PRESETS
+from blockexport.models.families.every_family import PRESETS
+from blockexport.models.formats.config_hf import config_from_hf
+from blockexport.models.formats.config_hf_write import config_to_hf
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from blockexport.models.config.config_fields import RawFields, shown
-from blockexport.models.config.model_config import RopeScaling
+from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
 
 DEFAULT_ROPE_THETA = 10_000.0
 ROPE_TYPES = ("default", "linear", "llama3")
-LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class Rope(NamedTuple):

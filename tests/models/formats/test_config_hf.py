@@ -12,9 +12,9 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from blockexport.models.block.rope import inverse_frequencies
-from blockexport.models.config.config_hf import config_from_hf, read_hf_config
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
+from blockexport.models.formats.config_hf import config_from_hf, read_hf_config
 from tests.support import shared_path
 
 DIMENSIONS: dict[str, Any] = {

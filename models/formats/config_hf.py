@@ -1,13 +1,13 @@
-"""`config.json` of Hugging Face into a ModelConfig, for the families llama, mistral, qwen2 and qwen3.
+"""`config.json` of Hugging Face into a ModelConfig, for every family of the catalogue.
 
 An absent key has the default transformers gives it in that family's configuration class. Every key is read, listed as
-harmless in `config_hf_keys.py`, or refused by name: one that is skipped in silence may change what the model computes.
+harmless in `config_hf_keys.py` or by the family, or refused by name: one that is skipped in silence may change what the
+model computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +19,17 @@ from blockexport.models.config.config_fields import (
     derived_head_dim,
     shown,
 )
-from blockexport.models.config.config_hf_keys import HARMLESS, NEUTRAL
-from blockexport.models.config.config_rope import rope_from_hf
-from blockexport.models.config.config_windows import windows_from_hf
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import FAMILIES
+from blockexport.models.families.family import Family
+from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
+from blockexport.models.formats.config_rope import rope_from_hf
 from blockexport.models.regular_file import is_there, read_json_object
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim")
 SILU_NAMES = ("silu", "swish")  # transformers' ACT2FN has the one function under both names
-
-
-@dataclass(frozen=True)
-class Family:
-    """What transformers assumes for a model type when the key is absent."""
-
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None  # None: as many as attention heads
-    head_dim: int | None = None  # None: D / N
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(2048, bos_token_id=1, eos_token_ids=(2,)),
-    "mistral": Family(131_072, num_key_value_heads=8, bos_token_id=1, eos_token_ids=(2,)),
-    "qwen2": Family(32_768, num_key_value_heads=32),
-    "qwen3": Family(32_768, num_key_value_heads=32, head_dim=128),
-}
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
@@ -79,8 +61,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
             something that is not implemented.
     """
     fields = RawFields(data, where)
-    model_type = _model_type(fields)
-    family = FAMILIES[model_type]
+    family = _family(fields)
     hidden_size = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     heads = fields.integer("num_attention_heads")
@@ -89,10 +70,10 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
     rope_theta, rope_scaling = rope_from_hf(fields, max_position_embeddings)
-    window, layer_types = windows_from_hf(fields, model_type, layers)
-    qkv_bias, o_bias, mlp_bias = _biases(fields, model_type)
+    by_layer = family.read_layers(fields, layers)
+    qkv_bias, o_bias, mlp_bias = _biases(fields, family)
     config = ModelConfig(
-        model_type=model_type,
+        model_type=family.model_type,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
@@ -108,23 +89,22 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
-        qk_norm=model_type == "qwen3",
-        sliding_window=window,
-        layer_types=layer_types,
+        qk_norm=family.qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_dtype(fields),
         bos_token_id=fields.optional_integer("bos_token_id", family.bos_token_id, minimum=0),
         eos_token_ids=fields.token_ids("eos_token_id", family.eos_token_ids),
+        **by_layer._asdict(),
     )
-    _refuse_the_rest(fields)
+    _refuse_the_rest(fields, family)
     return config
 
 
-def _model_type(fields: RawFields) -> str:
+def _family(fields: RawFields) -> Family:
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise fields.error(f"model_type {model_type!r} is not implemented; supported are {', '.join(FAMILIES)}")
-    return model_type
+    return FAMILIES[model_type]
 
 
 def _hidden_act(fields: RawFields) -> str:
@@ -146,35 +126,28 @@ def _dtype(fields: RawFields) -> str:
     return str(new or old or "float32")
 
 
-def _biases(fields: RawFields, model_type: str) -> tuple[bool, bool, bool]:
+def _biases(fields: RawFields, family: Family) -> tuple[bool, bool, bool]:
     """Whether q, k, v have biases, whether o has one, and whether the MLP has them."""
-    if model_type == "llama":
-        attention_bias = fields.flag("attention_bias", False)
-        return attention_bias, attention_bias, fields.flag("mlp_bias", False)
-    fields.only("mlp_bias", (False,), f"{model_type} has no biases in its MLP")
-    if model_type == "qwen3":
-        attention_bias = fields.flag("attention_bias", False)
-        return attention_bias, attention_bias, False
-    if model_type == "qwen2":
-        fields.only("attention_bias", (True,), "qwen2 always has biases on q, k and v, and none on o")
-        return True, False, False
-    fields.only("attention_bias", (False,), "mistral has no biases in its attention")
-    return False, False, False
+    stated = {key: fields.flag(key, False) for key in family.bias_keys}
+    if "mlp_bias" not in stated:
+        fields.only("mlp_bias", (False,), f"{family.model_type} has no biases in its MLP")
+    if "attention_bias" not in stated:
+        always = "always has biases on q, k and v, and none on o"
+        why = f"{family.model_type} {always if family.qkv_bias else 'has no biases in its attention'}"
+        fields.only("attention_bias", (family.qkv_bias,), why)
+    attention = stated.get("attention_bias", False)
+    return attention or family.qkv_bias, attention, stated.get("mlp_bias", False)
 
 
-def _refuse_the_rest(fields: RawFields) -> None:
+def _refuse_the_rest(fields: RawFields, family: Family) -> None:
     """Let the harmless keys pass and name every other."""
+    fields.used |= family.ignored.keys()
     for key, (allowed, why) in NEUTRAL.items():
-        fields.only(key, allowed, why)
+        if key not in family.ignored:
+            fields.only(key, allowed, why)
     unknown = [key for key in fields.unused() if key not in HARMLESS]
-    if not unknown:
-        return
-    known = fields.used | set(HARMLESS)
-    named = ", ".join(f"{key} = {shown(fields.data[key])}{_meant(key, known)}" for key in unknown)
-    raise fields.error(
-        f"unknown: {named}. A key that is not understood may change what the model computes, so none is "
-        "skipped; if it has no effect on inference, remove it from a copy of the file"
-    )
+    if unknown:
+        raise fields.unknown("", unknown, lambda key: _meant(key, fields.used | HARMLESS))
 
 
 def _meant(key: str, known: Iterable[str]) -> str:

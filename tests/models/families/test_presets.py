@@ -6,7 +6,7 @@ import pytest
 
 from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.config.presets import PRESETS
+from blockexport.models.families.every_family import PRESETS
 
 # What the models' pages and weight files state; a tied matrix once.
 PUBLISHED_SIZES = {

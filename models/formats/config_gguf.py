@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file into a ModelConfig, for the architectures llama (Mistral's too), qwen2 and qwen3.
+"""Metadata of a GGUF file into a ModelConfig, for every architecture of the catalogue's families.
 
 Source of the keys: `gguf.constants.Keys` of the gguf package and the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every `{architecture}.*` key is read, accepted at the one
@@ -8,9 +8,10 @@ value that says nothing, or refused by name.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
 
 from blockexport.models.config.config_fields import (
     MAX_LAYERS,
@@ -22,8 +23,9 @@ from blockexport.models.config.config_fields import (
 )
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.element_types import ELEMENT_TYPES
+from blockexport.models.families.every_family import GGUF_FAMILIES
+from blockexport.models.families.family import GgufForm
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 DEFAULT_ROPE_THETA = 10_000.0
 # Every other stored type is read as float32.
 FILE_TYPE_DTYPES = {one.gguf_file: one.name for one in ELEMENT_TYPES if one.gguf_file is not None}
@@ -76,8 +78,9 @@ def config_from_gguf(
     """
     raw = RawFields(fields, where)
     arch = raw.text("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise raw.error(f"architecture {arch!r} is not implemented; supported are {', '.join(ARCHITECTURES)}")
+    if arch not in GGUF_FAMILIES:
+        raise raw.error(f"architecture {arch!r} is not implemented; supported are {', '.join(GGUF_FAMILIES)}")
+    family, form = GGUF_FAMILIES[arch]
     layers = raw.integer(f"{arch}.block_count", maximum=MAX_LAYERS)
     hidden_size = raw.integer(f"{arch}.embedding_length")
     heads = _same_in_all_layers(raw, f"{arch}.attention.head_count")
@@ -88,7 +91,7 @@ def config_from_gguf(
     check_heads(raw, keys, heads, key_value_heads, head_dim)
     _refuse_a_window(raw, arch)
     config = ModelConfig(
-        model_type=arch,
+        model_type=family.model_type,
         vocab_size=_vocab_size(raw, arch),
         hidden_size=hidden_size,
         intermediate_size=_same_in_all_layers(raw, f"{arch}.feed_forward_length"),
@@ -99,11 +102,11 @@ def config_from_gguf(
         max_position_embeddings=raw.integer(f"{arch}.context_length"),
         rms_norm_eps=_decimal(raw.number(f"{arch}.attention.layer_norm_rms_epsilon")),
         rope_theta=_decimal(raw.number(f"{arch}.rope.freq_base", DEFAULT_ROPE_THETA)),
-        rope_scaling=_rope_scaling(raw, arch, freq_factors, head_dim),
+        rope_scaling=_rope_scaling(raw, form, freq_factors, head_dim),
         qkv_bias=_any_bias(tensor_names, "attn_q", "attn_k", "attn_v"),
-        o_bias=arch == "llama" and _any_bias(tensor_names, "attn_output"),
-        mlp_bias=arch == "llama" and _any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
-        qk_norm=arch == "qwen3",
+        o_bias=form.more_biases and _any_bias(tensor_names, "attn_output"),
+        mlp_bias=form.more_biases and _any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
+        qk_norm=family.qk_norm,
         tie_word_embeddings="output.weight" not in tensor_names,
         dtype=FILE_TYPE_DTYPES.get(raw.integer("general.file_type", 0, minimum=0), "float32"),
         bos_token_id=raw.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
@@ -118,12 +121,7 @@ def _decimal(value: float) -> float:
 
     The source's config said the decimal; with it the float64 reference is the same for both files.
     """
-    stored = struct.pack("f", value)
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
-        if struct.pack("f", short) == stored:
-            return short
-    return value
+    return float(str(np.float32(value))) if 1e-37 < value < 1e38 else value
 
 
 def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) -> int:
@@ -172,9 +170,10 @@ def _vocab_size(raw: RawFields, arch: str) -> int:
 
 
 def _rope_scaling(
-    raw: RawFields, arch: str, freq_factors: tuple[float, ...] | None, head_dim: int
+    raw: RawFields, form: GgufForm, freq_factors: tuple[float, ...] | None, head_dim: int
 ) -> RopeScaling | None:
     """Linear scaling from the metadata, or the factors of `rope_freqs.weight` (how llama3 scaling is stored)."""
+    arch = form.architecture
     prefix = f"{arch}.rope.scaling"
     kind = raw.text(f"{prefix}.type", "none")
     if kind not in ("none", "linear"):
@@ -195,9 +194,10 @@ def _rope_scaling(
         )
     if freq_factors is None:
         return RopeScaling("linear", factor=factor) if kind == "linear" else None
-    if arch != "llama":
+    if not form.rope_factors:
+        reading = ", ".join(name for name, (_, other) in GGUF_FAMILIES.items() if other.rope_factors)
         raise raw.error(
-            f"there is a rope_freqs.weight, which llama.cpp reads in the architecture llama and refuses in {arch}: "
+            f"there is a rope_freqs.weight, which llama.cpp reads in the architecture {reading} and refuses in {arch}: "
             "convert the model anew"
         )
     if kind == "linear" and factor != 1.0:
@@ -250,8 +250,4 @@ def _refuse_the_rest(raw: RawFields, arch: str, head_dim: int) -> None:
         raise raw.error(f"this is one of {raw.get('split.count')} parts; merge them first (llama-gguf-split --merge)")
     unknown = [k for k in raw.unused() if not k.startswith((*HARMLESS_PREFIXES, "split."))]
     if unknown:
-        named = ", ".join(f"{key} = {shown(raw.get(key))}" for key in unknown)
-        raise raw.error(
-            f"unknown metadata: {named}. A key that is not understood may change what the model computes, so none is "
-            "skipped; if it has no effect on inference, remove it from a copy of the file"
-        )
+        raise raw.unknown(" metadata", unknown)

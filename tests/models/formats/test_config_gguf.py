@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from blockexport.models.checkpoints.gguf_header import read_gguf
-from blockexport.models.config.config_gguf import config_from_gguf
-from blockexport.models.config.config_hf import read_hf_config
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
+from blockexport.models.formats.config_gguf import config_from_gguf
+from blockexport.models.formats.config_hf import read_hf_config
 from tests.support import shared_path, smollm2_gguf
 
 NAMES = ["token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_q.weight"]

@@ -1,0 +1,28 @@
+"""Every family, a line each. A new one is a file beside this and a line here."""
+
+from __future__ import annotations
+
+from blockexport.models.families.family import Family, GgufForm, Preset
+from blockexport.models.families.llama import LLAMA
+from blockexport.models.families.mistral import MISTRAL
+from blockexport.models.families.qwen2 import QWEN2
+from blockexport.models.families.qwen3 import QWEN3
+
+_ALL = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
+"""By `model_type`."""
+
+GGUF_FAMILIES: dict[str, tuple[Family, GgufForm]] = {
+    family.gguf.architecture: (family, family.gguf) for family in _ALL if family.gguf
+}
+"""Those that llama.cpp has an architecture for, by its name."""
+
+PRESETS: dict[str, Preset] = {name: preset for family in _ALL for name, preset in family.presets.items()}
+"""Well-known dimensions by name, for random weights and for arithmetic without a download. Each repeats the
+`config.json` of the model at its URL."""

@@ -1,0 +1,81 @@
+"""What is particular to a family of models: a record, which each family's file makes and `every_family.py` lists.
+
+Only what reads or writes a config or a GGUF file asks it. Everything else reads options of the block (`ModelConfig`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from blockexport.models.config.config_fields import RawFields
+from blockexport.models.config.model_config import LayerType, ModelConfig
+
+
+class LayerOptions(NamedTuple):
+    """The options of `ModelConfig` that differ from layer to layer; as they are here, all layers are alike."""
+
+    sliding_window: int | None = None
+    layer_types: tuple[LayerType, ...] = ()
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """How llama.cpp has the family.
+
+    Attributes:
+        architecture: the file's `general.architecture`, which stands in front of its keys.
+        neighbour_pairs: RoPE turns neighbouring dimensions, so the rows of q and k are in another order.
+        more_biases: o_proj and the MLP may have biases, and not only q, k and v.
+        rope_factors: the tensor `rope_freqs.weight` is read.
+    """
+
+    architecture: str
+    neighbour_pairs: bool = False
+    more_biases: bool = False
+    rope_factors: bool = False
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A config and the page it was published on (None for `tiny`, which is this project's own)."""
+
+    config: ModelConfig
+    url: str | None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One `model_type`.
+
+    Attributes:
+        model_type: its name.
+        class_name: transformers' class, which stands under `architectures`.
+        max_position_embeddings, num_key_value_heads, head_dim, bos_token_id, eos_token_ids: transformers' defaults for
+            keys that are absent; None means as many heads as queries have, and a width of D / N.
+        bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
+        qkv_bias: q, k and v always have biases, where no key says so.
+        qk_norm: query and key heads are normed before RoPE.
+        ignored: keys without a meaning in this family alone, each with the reason.
+        read_layers: options by layer, from a config with so many layers. Raises UsageError where keys disagree.
+        write_layers: the keys from which `read_layers` reads them back.
+        gguf: None where llama.cpp has no such family, or stores it as another one.
+        presets: well-known dimensions by name.
+    """
+
+    model_type: str
+    class_name: str
+    max_position_embeddings: int
+    read_layers: Callable[[RawFields, int], LayerOptions]
+    write_layers: Callable[[ModelConfig], dict[str, Any]]
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bias_keys: tuple[Literal["attention_bias", "mlp_bias"], ...] = ()
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    gguf: GgufForm | None = None
+    presets: Mapping[str, Preset] = field(default_factory=dict)

@@ -1,0 +1,49 @@
+"""A ModelConfig as a Hugging Face `config.json`, so that a bundle is also a folder transformers can open."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from blockexport.models.config.model_config import ModelConfig, RopeScaling
+from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import FAMILIES
+from blockexport.models.formats.config_hf import config_from_hf
+
+_SAME_NAMES = (
+    "model_type",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "bos_token_id"),
+)
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    """The JSON object that `config_from_hf` reads back as `config`, in the key names every transformers version knows.
+
+    None where Hugging Face has no words for it: the RoPE factors of a GGUF file, or biases in a family without them.
+    """
+    if config.rope_scaling is not None and config.rope_scaling.rope_type == "freq_factors":
+        return None
+    family = FAMILIES[config.model_type]
+    biases = {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+    data: dict[str, Any] = {
+        "architectures": [family.class_name],
+        **{name: getattr(config, name) for name in _SAME_NAMES},
+        "rope_scaling": _rope_scaling(config.rope_scaling),
+        "torch_dtype": config.dtype,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        **{key: biases[key] for key in family.bias_keys},
+        **family.write_layers(config),
+    }
+    try:
+        return data if config_from_hf(data, "config.json") == config else None
+    except UsageError:
+        return None
+
+
+def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    said = {name: value for name, value in asdict(scaling).items() if name != "freq_factors"}
+    return said if scaling.rope_type == "llama3" else {name: said[name] for name in ("rope_type", "factor")}
