@@ -105,6 +105,9 @@ def _options(config: ModelConfig) -> str:
     stretched = "" if scaling is None else f" with {scaling.rope_type} scaling"
     if scaling is not None and scaling.rope_type != "freq_factors":
         stretched += f" by {scaling.factor:g}"
+    if config.layers_without_rope:
+        layers = config.num_hidden_layers
+        stretched += f" in {layers - len(config.layers_without_rope)} of {layers} layers"
     parts = [f"RMSNorm (eps {config.rms_norm_eps:g})", f"RoPE (theta {config.rope_theta:,.0f}){stretched}"]
     parts += ["QK-norm"] if config.qk_norm else []
     biased = {"q, k, v": config.qkv_bias, "o": config.o_bias, "MLP": config.mlp_bias}

@@ -28,6 +28,7 @@ from tests.zoo_edits import (
     remask,
     residual_dropped,
     rope_backwards,
+    rope_everywhere,
     rope_missing,
     rope_on_v,
     scale_missing,
@@ -77,6 +78,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("rope_backwards", rope_backwards, ("q_rope",)),
     Exhibit("rope_on_v", rope_on_v, ("v_heads",)),
     Exhibit("rope_theta_500000", table(rope_theta=5e5), ("q_rope",)),
+    Exhibit("rope_everywhere", rope_everywhere, ("k_rope",), layer=1, model="layer 1 without RoPE"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="linear"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="llama3"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="freq_factors"),
@@ -129,7 +131,7 @@ EXHIBITS: list[Exhibit] = [
 
 
 def models(config: ModelConfig) -> dict[str, ModelConfig]:
-    """The zoo's models: one with everything, and one for each kind of RoPE scaling."""
+    """The zoo's models: one with everything, one with a layer that lacks RoPE, and one for each kind of its scaling."""
     factors = tuple(1.0 + 0.7 * i for i in range(config.head_dim // 2))
     scalings = {
         "linear": RopeScaling("linear", factor=4.0),
@@ -138,4 +140,9 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
         ),
         "freq_factors": RopeScaling("freq_factors", freq_factors=factors),
     }
-    return {"everything": config, **{name: replace(config, rope_scaling=s) for name, s in scalings.items()}}
+    unturned = replace(config, layers_without_rope=(1,))
+    return {
+        "everything": config,
+        "layer 1 without RoPE": unturned,
+        **{name: replace(config, rope_scaling=s) for name, s in scalings.items()},
+    }

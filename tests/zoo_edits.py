@@ -48,6 +48,13 @@ def rope_missing(bench: Bench) -> None:
         bench.change(node, "Identity", [node.inputs[0]])
 
 
+def rope_everywhere(bench: Bench) -> None:
+    for layer in bench.config.layers_without_rope:
+        for heads in ("transpose", "transpose_1"):
+            plain = bench.value(f"model.layers.{layer}.self_attn.{heads}")
+            bench.put(plain, bench.add("RotaryEmbedding", plain, "cos", "sin", "position_ids"))
+
+
 def rope_backwards(bench: Bench) -> None:
     sine = bench.add("Neg", "sin")
     for node in bench.nodes("RotaryEmbedding"):

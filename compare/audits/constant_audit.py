@@ -210,6 +210,10 @@ def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slo
     tensors: dict[str, ir.TensorProtocol | None] = {}
     for layer in range(config.num_hidden_layers):
         turns = [n for n in nodes if n.op_type == "RotaryEmbedding" and _out(n).startswith(f"model.layers.{layer}.")]
+        if not config.has_rope(layer):
+            if turns:
+                audit.problems.append(f"layer {layer} has RotaryEmbedding, and the config has no RoPE there")
+            continue
         if len(turns) < 2:
             audit.unseen.append(f"layer {layer} has {len(turns)} RotaryEmbedding, and q and k are to be turned")
         for node in turns:
@@ -226,7 +230,7 @@ def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slo
             continue
         problem = table_problem(torch.from_numpy(np.array(tensor.numpy(), np.float32)), kind, config, slots)
         if problem is not None:
-            alone = set(layers) != set(range(config.num_hidden_layers))
+            alone = len(set(layers)) + len(config.layers_without_rope) < config.num_hidden_layers
             where = f" in {_places([f'layer {i}' for i in sorted(set(layers))], config.num_hidden_layers, 'layers')}"
             audit.problems.append(f"RoPE table{where.rstrip(':') if alone else ''} {problem} ({kind})")
     audit.counts["RoPE tables"] = sum(tensor is not None for tensor in tensors.values())

@@ -27,7 +27,7 @@ class LayerBlock(Block):
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config)
+        super().__init__(config, layer)
         self.config = config
         self.window = config.window_of(layer)
 

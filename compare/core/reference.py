@@ -167,7 +167,7 @@ class Reference:
 
     def _block(self, layer: int) -> Block:
         with torch.device("meta"):
-            block = Block(self.config)
+            block = Block(self.config, layer)
         prefix = f"model.layers.{layer}."
         weights = {name: self._read(prefix + name) for name in block.state_dict()}
         block.load_state_dict(weights, assign=True)

@@ -9,6 +9,7 @@ _TITLES = {
     "rope_missing": "no RoPE",
     "rope_backwards": "RoPE turned backwards",
     "rope_on_v": "RoPE on v",
+    "rope_everywhere": "RoPE in every layer",
     "rope_scaling_dropped": "no RoPE scaling",
     "position_ahead": "decode positions one too high",
     "position_behind": "decode positions one too low",

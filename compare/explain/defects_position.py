@@ -10,6 +10,7 @@ import torch
 
 from blockexport.compare.core.defect import Defect, LayerBlock, StepBlock
 from blockexport.models.block.attention import Attention
+from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.rope import rope_table, rope_table_rows, rotary_embedding
@@ -127,6 +128,8 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
         Defect("position_ahead", "in decode the positions given to RoPE are one too high", _decode_positions(1)),
         Defect("position_behind", "in decode the positions given to RoPE are one too low", _decode_positions(-1)),
     ]
+    if config.layers_without_rope:
+        found.append(Defect("rope_everywhere", "layers without RoPE have it too", edit=_with_rope))
     if config.rope_scaling is not None:
         kind = config.rope_scaling.rope_type
         cause = f"the RoPE scaling of kind {kind} is dropped"
@@ -136,6 +139,10 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
             cause = f"wrong theta: RoPE's base is {theta:g} and should be {config.rope_theta:g}"
             found.append(Defect(f"rope_theta_{theta:g}", cause, _tabled(replace(config, rope_theta=theta))))
     return found
+
+
+def _with_rope(block: Block) -> None:
+    block.self_attn.has_rope = True
 
 
 def _tabled(other: ModelConfig) -> type[LayerBlock]:
@@ -152,7 +159,7 @@ Turn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 
 def _turned(turn: Turn) -> type[LayerBlock]:
     class WrongTurn(Attention):
-        def turn(
+        def rotate(
             self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
         ) -> torch.Tensor:
             return turn(x_BNSH, position_ids_BS, cos, sin)

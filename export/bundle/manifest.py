@@ -215,6 +215,11 @@ def check_manifest(manifest: Manifest) -> None:
             f"config.layer_types has {len(config.layer_types)} entries, and must have one for each of the "
             f"{config.num_hidden_layers} layers, or none"
         )
+    if set(config.layers_without_rope) - set(range(config.num_hidden_layers)):
+        raise ValueError(
+            f"config.layers_without_rope is {list(config.layers_without_rope)}, and must name some of the "
+            f"{config.num_hidden_layers} layers, from 0 on"
+        )
     if not 1 <= slots <= rows:
         raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
     for path, entry in manifest.files.items():

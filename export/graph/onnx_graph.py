@@ -69,7 +69,7 @@ def _stamp_all(
         step = [position_ids, write_indices, mask, parameter("cos"), parameter("sin")]
         block = Stamp(
             builder,
-            parts.block,
+            parts.blocks[config.has_rope(i)],
             [stream, *step, past[2 * i], past[2 * i + 1]],
             lambda name, prefix=prefix: parameter(f"{prefix}.{name}"),  # type: ignore[misc]
             prefix,

@@ -1,7 +1,7 @@
-"""Trace the three parts of a decoder with `torch.export`, on fake weights: entry, one block, exit.
+"""Trace the parts of a decoder with `torch.export`, on fake weights: entry, one block, exit.
 
-All blocks of a decoder have the same graph (what differs, the mask of a windowed layer, is an argument), so the time
-of a trace depends neither on depth nor on the size of the weights.
+All blocks of a decoder have the same graph (what differs, the mask of a windowed layer, is an argument), or one of two
+where some layers have no RoPE. So the time of a trace depends neither on depth nor on the size of the weights.
 
 Batch, sequence length and M are traced as three stand-in numbers that no other size of the model equals: wherever one
 appears in the graph, the size it stands for is meant. Symbols would say the same and take five times as long, nearly
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.block.layer_inputs import Step
-from blockexport.models.config.model_config import LayerType, ModelConfig
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.precision import Precision
 
 
@@ -61,10 +61,11 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Parts:
-    """What `trace_parts` gives: `enter` and `leave` with parameter names of the whole model, `block` with its own."""
+    """What `trace_parts` gives: `enter` and `leave` with parameter names of the whole model, and blocks with their own,
+    by whether they have RoPE."""
 
     enter: Fragment
-    block: Fragment
+    blocks: dict[bool, Fragment]
     leave: Fragment
 
 
@@ -118,15 +119,16 @@ def trace_parts(config: ModelConfig, precision: Precision, *, headless: bool, la
     """Trace entry, block and exit of a decoder of `config` in `precision`. Needs no weights and almost no memory."""
     sizes = _stand_ins(config)
     with fake_model(
-        _one_layer_per_window(config), precision, headless=headless, last_logits_only=last_logits_only
+        _one_layer_of_each_kind(config), precision, headless=headless, last_logits_only=last_logits_only
     ) as model:
         inputs, positions, past = example_inputs(model.config, precision, headless, sizes)
         stream = torch.zeros(sizes.batch * sizes.length, config.hidden_size, dtype=precision.torch_dtype)
         mask = torch.zeros(sizes.batch, 1, sizes.length, sizes.slots, dtype=torch.bool)
         step = Step(positions, positions[:, 0], mask, model.cos, model.sin)
+        kinds = {model.config.has_rope(i): block for i, block in enumerate(model.model.layers)}
         return Parts(
             enter=_trace(_Enter(model), (inputs, positions, past[0]), sizes),
-            block=_trace(model.model.layers[0], (stream, step, past[0], past[1]), sizes),
+            blocks={turns: _trace(block, (stream, step, past[0], past[1]), sizes) for turns, block in kinds.items()},
             leave=_trace(_Leave(model), (stream, positions), sizes),
         )
 
@@ -141,14 +143,16 @@ def _stand_ins(config: ModelConfig) -> Sizes:
     return Sizes(batch, length, slots)
 
 
-def _one_layer_per_window(config: ModelConfig) -> ModelConfig:
-    """The smallest config that needs the same masks as `config`."""
-    windowed: LayerType
-    kinds: list[LayerType] = []
-    for windowed in ("full_attention", "sliding_attention"):
-        if windowed in (config.layer_types or ("full_attention",)):
-            kinds.append(windowed)
-    return replace(config, num_hidden_layers=len(kinds), layer_types=tuple(kinds))
+def _one_layer_of_each_kind(config: ModelConfig) -> ModelConfig:
+    """The smallest config that has the same masks and kinds of blocks as `config`."""
+    layers = range(config.num_hidden_layers)
+    kinds = sorted({(config.window_of(i), config.has_rope(i)): i for i in reversed(layers)}.values())
+    return replace(
+        config,
+        num_hidden_layers=len(kinds),
+        layer_types=tuple(config.layer_types[i] for i in kinds) if config.layer_types else (),
+        layers_without_rope=tuple(new for new, i in enumerate(kinds) if not config.has_rope(i)),
+    )
 
 
 def _trace(module: nn.Module, args: tuple[object, ...], sizes: Sizes) -> Fragment:

@@ -192,8 +192,9 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
         if _type(layer.get_input(0)) != "float32":
             yield f"{{}} takes a norm's statistics in {_type(layer.get_input(0))}, not float32", (layer.name,)
     rotations = layers.of("ROTARY_EMBEDDING")
-    if len(rotations) != 2 * config.num_hidden_layers:
-        yield f"{len(rotations)} rotary embeddings, not {2 * config.num_hidden_layers}", ()
+    wanted_rotations = 2 * (config.num_hidden_layers - len(config.layers_without_rope))
+    if len(rotations) != wanted_rotations:
+        yield f"{len(rotations)} rotary embeddings, not {wanted_rotations}", ()
     for layer in rotations:
         types = {_type(layer.get_input(i)) for i in range(3)}
         if types != {"float32"}:

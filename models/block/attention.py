@@ -19,15 +19,16 @@ from blockexport.models.config.model_config import ModelConfig
 
 
 class Attention(nn.Module):
-    """q, k, v projections, optional QK-norm, RoPE on q and k, scaled dot product, output projection.
+    """q, k, v projections, optional QK-norm, RoPE on q and k in most layers, scaled dot product, output projection.
 
     Each step is a method, so that `compare/` can change one of them and ask what a file with that mistake would say.
     """
 
     norm_class: type[RMSNorm] = RMSNorm
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.has_rope = config.has_rope(layer)
         hidden, head_dim = config.hidden_size, config.head_dim
         self.heads, self.key_value_heads, self.head_dim = (
             config.num_attention_heads,
@@ -72,6 +73,12 @@ class Attention(nn.Module):
         return (x_BSNH if norm is None else norm(x_BSNH)).transpose(1, 2)
 
     def turn(
+        self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Heads [B, heads, S, H] turned, in a layer with RoPE."""
+        return self.rotate(x_BNSH, position_ids_BS, cos, sin) if self.has_rope else x_BNSH
+
+    def rotate(
         self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         """RoPE on heads [B, heads, S, H]."""

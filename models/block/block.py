@@ -22,10 +22,10 @@ class Block(nn.Module):
     attention_class: type[Attention] = Attention
     mlp_class: type[SwiGLU] = SwiGLU
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = self.attention_class(config)
+        self.self_attn = self.attention_class(config, layer)
         self.post_attention_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
         self.mlp = self.mlp_class(config)
 

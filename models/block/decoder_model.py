@@ -27,7 +27,7 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, headless: bool) -> None:
         super().__init__()
         self.embed_tokens = None if headless else Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 

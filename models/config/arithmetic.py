@@ -71,7 +71,7 @@ def visible_tokens(config: ModelConfig, layer: int, tokens: int) -> int:
     return tokens if window is None else min(tokens, window)
 
 
-def _attention_operations(config: ModelConfig, visible: int) -> list[Operation]:
+def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> list[Operation]:
     hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     head_dim, bias = config.head_dim, config.qkv_bias
     query = _linear(heads * head_dim, hidden, bias)
@@ -83,14 +83,17 @@ def _attention_operations(config: ModelConfig, visible: int) -> list[Operation]:
         Operation("attention", "q_norm", query_shape, head_dim, 2 * head_dim),
         Operation("attention", "k_norm", key_shape, head_dim, 2 * head_dim),
     ]
+    turns = [
+        Operation("attention", "RoPE on q", ("B", heads, "S", head_dim)),
+        Operation("attention", "RoPE on k", ("B", kv_heads, "S", head_dim)),
+    ]
     return [
         Operation("attention", "input_layernorm", ("B", "S", hidden), hidden, 2 * hidden),
         Operation("attention", "q_proj", query_shape, query, 2 * query),
         Operation("attention", "k_proj", key_shape, key, 2 * key),
         Operation("attention", "v_proj", key_shape, key, 2 * key),
         *(norms if config.qk_norm else []),
-        Operation("attention", "RoPE on q", ("B", heads, "S", head_dim)),
-        Operation("attention", "RoPE on k", ("B", kv_heads, "S", head_dim)),
+        *(turns if has_rope else []),
         Operation("attention", "scores q·k", ("B", heads, "S", visible), flops=mixing),
         Operation("attention", "softmax", ("B", heads, "S", visible)),
         Operation("attention", "mix of v", ("B", heads, "S", head_dim), flops=mixing),
@@ -114,7 +117,8 @@ def _mlp_operations(config: ModelConfig) -> list[Operation]:
 
 def block_operations(config: ModelConfig, tokens: int, layer: int = 0) -> list[Operation]:
     """The steps of one block in order, for a query that `tokens` slots could be visible to, itself included."""
-    return _attention_operations(config, visible_tokens(config, layer, tokens)) + _mlp_operations(config)
+    attention = _attention_operations(config, visible_tokens(config, layer, tokens), config.has_rope(layer))
+    return attention + _mlp_operations(config)
 
 
 def count_parameters(config: ModelConfig) -> Parameters:

@@ -55,6 +55,7 @@ class ModelConfig:
     qk_norm: bool = False  # RMSNorm of each query and key head, before RoPE
     sliding_window: int | None = None  # a query at p sees p - window + 1 .. p in the sliding layers
     layer_types: tuple[LayerType, ...] = ()  # one per layer; empty means all full
+    layers_without_rope: tuple[int, ...] = ()
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint's weights
     bos_token_id: int | None = None
@@ -65,6 +66,10 @@ class ModelConfig:
         if not self.layer_types or self.layer_types[layer] == "full_attention":
             return None
         return self.sliding_window
+
+    def has_rope(self, layer: int) -> bool:
+        """Whether a layer turns its queries and keys by their positions."""
+        return layer not in self.layers_without_rope
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values, for the manifest. `from_json` reads it back."""

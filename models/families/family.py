@@ -18,6 +18,7 @@ class LayerOptions(NamedTuple):
 
     sliding_window: int | None = None
     layer_types: tuple[LayerType, ...] = ()
+    layers_without_rope: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class GgufForm:
         neighbour_pairs: RoPE turns neighbouring dimensions, so the rows of q and k are in another order.
         more_biases: o_proj and the MLP may have biases, and not only q, k and v.
         rope_factors: the tensor `rope_freqs.weight` is read.
+        layers_without_rope: their numbers, for a model of so many layers; no key says it.
     """
 
     architecture: str
     neighbour_pairs: bool = False
     more_biases: bool = False
     rope_factors: bool = False
+    layers_without_rope: Callable[[int], tuple[int, ...]] = lambda layers: ()
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class Family:
     Attributes:
         model_type: its name.
         class_name: transformers' class, which stands under `architectures`.
-        max_position_embeddings, num_key_value_heads, head_dim, bos_token_id, eos_token_ids: transformers' defaults for
-            keys that are absent; None means as many heads as queries have, and a width of D / N.
+        max_position_embeddings, num_key_value_heads, head_dim, rope_theta, tie_word_embeddings, bos_token_id,
+            eos_token_ids: transformers' defaults for keys that are absent; None means as many heads as queries have,
+            and a width of D / N.
         bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
         qkv_bias: q, k and v always have biases, where no key says so.
         qk_norm: query and key heads are normed before RoPE.
@@ -71,6 +75,8 @@ class Family:
     write_layers: Callable[[ModelConfig], dict[str, Any]]
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    rope_theta: float = 10_000.0
+    tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     bias_keys: tuple[Literal["attention_bias", "mlp_bias"], ...] = ()

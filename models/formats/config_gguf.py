@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file into a ModelConfig, for every architecture of the catalogue's families.
+"""Metadata of a GGUF file into a ModelConfig, for the architecture of every family.
 
 Source of the keys: `gguf.constants.Keys` of the gguf package and the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every `{architecture}.*` key is read, accepted at the one
@@ -107,6 +107,7 @@ def config_from_gguf(
         o_bias=form.more_biases and _any_bias(tensor_names, "attn_output"),
         mlp_bias=form.more_biases and _any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
         qk_norm=family.qk_norm,
+        layers_without_rope=form.layers_without_rope(layers),
         tie_word_embeddings="output.weight" not in tensor_names,
         dtype=FILE_TYPE_DTYPES.get(raw.integer("general.file_type", 0, minimum=0), "float32"),
         bos_token_id=raw.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),

@@ -1,4 +1,4 @@
-"""`config.json` of Hugging Face into a ModelConfig, for every family of the catalogue.
+"""`config.json` of Hugging Face into a ModelConfig, for every family.
 
 An absent key has the default transformers gives it in that family's configuration class. Every key is read, listed as
 harmless in `config_hf_keys.py` or by the family, or refused by name: one that is skipped in silence may change what the
@@ -69,7 +69,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
     check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
-    rope_theta, rope_scaling = rope_from_hf(fields, max_position_embeddings)
+    rope_theta, rope_scaling = rope_from_hf(fields, max_position_embeddings, family.rope_theta)
     by_layer = family.read_layers(fields, layers)
     qkv_bias, o_bias, mlp_bias = _biases(fields, family)
     config = ModelConfig(
@@ -90,7 +90,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tie_word_embeddings),
         dtype=_dtype(fields),
         bos_token_id=fields.optional_integer("bos_token_id", family.bos_token_id, minimum=0),
         eos_token_ids=fields.token_ids("eos_token_id", family.eos_token_ids),

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from blockexport.models.config.config_fields import RawFields, shown
 from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
 
-DEFAULT_ROPE_THETA = 10_000.0
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -23,7 +22,7 @@ class Rope(NamedTuple):
     scaling: RopeScaling | None
 
 
-def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float, RopeScaling | None]:
+def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> tuple[float, RopeScaling | None]:
     """`rope_theta` and the scaling. Raises UsageError for an unknown RoPE type or keys that disagree."""
     outer_original = fields.optional_integer("original_max_position_embeddings")
     found: list[tuple[str, Rope]] = []
@@ -34,7 +33,7 @@ def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float
         if not isinstance(value, Mapping):
             raise fields.error(f"{key} is {shown(value)}; it must be an object or null")
         _refuse_per_layer_type(fields, key, value)
-        found.append((key, _parse(fields, key, value, outer_original, max_position_embeddings)))
+        found.append((key, _parse(fields, key, value, outer_original, max_position)))
     if len(found) == 2 and found[0][1].scaling != found[1][1].scaling:
         raise fields.error(
             f"rope_parameters {shown(fields.get('rope_parameters'))} and rope_scaling "
@@ -48,7 +47,7 @@ def rope_from_hf(fields: RawFields, max_position_embeddings: int) -> tuple[float
         if theta != thetas[0][1]:
             raise fields.error(f"{thetas[0][0]} is {thetas[0][1]} and {name} is {theta}; keep the one that is right")
     scaling = found[0][1].scaling if found else None
-    return (thetas[0][1] if thetas and thetas[0][1] is not None else DEFAULT_ROPE_THETA), scaling
+    return (thetas[0][1] if thetas and thetas[0][1] is not None else default_theta), scaling
 
 
 def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]) -> None:

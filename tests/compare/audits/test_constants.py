@@ -59,6 +59,18 @@ def test_sound_graphs_of_every_family_pass(seed: int, tmp_path: Path) -> None:
         assert audit.counts == {"epsilons": norms, "attention scales": layers, "RoPE tables": 2}, drawn
 
 
+def test_rope_in_a_layer_that_should_have_none_is_a_problem(tmp_path: Path) -> None:
+    checkpoint = gainful(replace(EVERYTHING, layers_without_rope=(1,)))
+    export(checkpoint, tmp_path / "right")
+    assert judged(tmp_path / "right", checkpoint, "constants").verdict is Verdict.PASS
+    wrong = judged(tmp_path / "right", gainful(replace(EVERYTHING, layers_without_rope=(1, 2))), "constants")
+    assert wrong.verdict is Verdict.FAIL
+    assert wrong.message == "layer 2 has RotaryEmbedding, and the config has no RoPE there"
+    assert audit_constants(ir.load(tmp_path / "right" / ONNX_FILE).graph, EVERYTHING, 29, headless=False).unseen == [
+        "layer 1 has 0 RotaryEmbedding, and q and k are to be turned"
+    ]
+
+
 def epsilon_of(place: str) -> Callable[[Bench], None]:
     def spoil(bench: Bench) -> None:
         bench.node(f"{place}.rms_norm").attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-6)

@@ -14,7 +14,7 @@ from blockexport.compare.explain.defects import DROPOUT, catalogue
 from tests.conftest import TABLE
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import EXHIBITS, Exhibit, models
-from tests.zoo_edits import last_write_early, stale_slot
+from tests.zoo_edits import last_write_early, rope_missing, stale_slot
 from tests.zoo_judge import HEADER, SLOTS, Cage, Record, build_cage, judge_exhibit
 
 LAST = SLOTS - 1
@@ -84,6 +84,12 @@ def test_defect_of_one_layer_is_found_there(name: str, cages: Cages, tmp_path: P
     explanation = judge_exhibit(only, cages("everything"), tmp_path, record_property)
     assert explanation["causes"][0]["scope"] == "only in layer 2"
     assert explanation["located"]["layers"] == [2]
+
+
+def test_rope_dropped_in_one_of_two_layers_that_have_it(cages: Cages, tmp_path: Path, record_property: Record) -> None:
+    dropped = Exhibit("rope_missing", rope_missing, ("q_rope",), layer=2, layers=(2,))
+    explanation = judge_exhibit(dropped, cages("layer 1 without RoPE"), tmp_path, record_property)
+    assert explanation["causes"][0]["scope"] == "only in layer 2"
 
 
 def test_defect_of_the_last_slot_is_found_there(cages: Cages, tmp_path: Path, record_property: Record) -> None:

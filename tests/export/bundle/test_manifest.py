@@ -75,6 +75,7 @@ def add_secret(data: dict[str, Any]) -> None:
         (change("config/intermediate_size", -1), "config.intermediate_size is -1, and must be above 0"),
         (change("config/sliding_window", 0), "config.sliding_window is 0, and must be at least 1, or null"),
         (change("config/layer_types", ["full_attention"]), "must have one for each of the 3 layers"),
+        (change("config/layers_without_rope", [0, 3]), "must name some of the 3 layers, from 0 on"),
         (change("source/seed", "x"), 'source.seed is "x", and must be a whole number or null'),
         (change("files", []), "files is [], and must be an object"),
         (add_secret, "files lists '../secret', and must list none outside of the bundle"),

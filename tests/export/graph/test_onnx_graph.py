@@ -192,12 +192,14 @@ def test_m_outside_the_table_is_refused(slots: int) -> None:
         declare_max_sequence_length(exported(loaded(CONFIG)), slots, table_rows=64, trained=64)
 
 
-def test_stamping_equals_translating_a_trace_of_the_whole_model() -> None:
-    model = loaded(CONFIG)
+@pytest.mark.parametrize("unturned", [(), (1, 3), (0, 1, 2, 3)])
+def test_stamping_equals_translating_a_trace_of_the_whole_model(unturned: tuple[int, ...]) -> None:
+    model = loaded(replace(CONFIG, layers_without_rope=unturned))
     whole = _traced_whole(model)
     stamped = exported(model)
     assert Counter(n.op_type for n in whole.graph.node) == Counter(n.op_type for n in stamped.graph.node)
     ids, positions, past = some_step(CONFIG)
+    assert sum(n.op_type == "RotaryEmbedding" for n in stamped.graph.node) == 2 * (4 - len(unturned))
     for ours, theirs in zip(run(stamped, ids, positions, past), run(whole, ids, positions, past), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -205,7 +207,7 @@ def test_stamping_equals_translating_a_trace_of_the_whole_model() -> None:
 def _traced_whole(model: DecoderModel) -> onnx.ModelProto:
     """The same graph the slow way: one `torch.export` of all layers, translated node by node."""
     batch, length, slots = Dim("batch"), Dim("length"), Dim("slots", min=2)
-    with fake_model(CONFIG, Precision.FP32, headless=False, last_logits_only=False) as fake:
+    with fake_model(model.config, Precision.FP32, headless=False, last_logits_only=False) as fake:
         args = example_inputs(CONFIG, Precision.FP32, headless=False)
         sizes = ({0: batch, 1: length}, {0: batch, 1: length}, [{0: batch, 2: slots} for _ in args[2]])
         fragment = fragment_of(torch.export.export(fake, args, dynamic_shapes=sizes, strict=False))

@@ -117,6 +117,13 @@ def test_a_window_bounds_what_a_layer_sees() -> None:
     assert arithmetic.attention_flops(config, 15, layer=1) == 4 * 15 * 60
 
 
+def test_a_layer_without_rope_has_no_step_for_it() -> None:
+    config = replace(TINY, layers_without_rope=(1,))
+    turning, still = (arithmetic.block_operations(config, 50, layer) for layer in (0, 1))
+    assert [o.name for o in turning if o not in still] == ["RoPE on q", "RoPE on k"]
+    assert [o for o in still if o not in turning] == []
+
+
 def test_the_cache_is_what_empty_cache_makes() -> None:
     cache = empty_cache(TINY, 3, 40, torch.float16)
     assert arithmetic.cache_bytes(TINY, 2, tokens=40, batch_size=3) == sum(c.numel() * c.itemsize for c in cache)
