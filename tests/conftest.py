@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,16 @@ TABLE = "table"
 
 MACHINE = pytest.StashKey[gpu_run.Machine]()
 HEADLINE = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_lines_of_progress() -> Iterator[None]:
+    """Tests count the lines that a command says; on a busy machine it would also say how far it is."""
+    from blockexport.cli import console
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "PLAIN_EVERY", math.inf)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ def test_without_a_terminal_long_work_has_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
+    monkeypatch.setattr(console, "PLAIN_EVERY", 5.0)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with console.progress_bar() as progress:
         for layer in range(30):
