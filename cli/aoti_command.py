@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from blockexport.cli import console
-from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
+from blockexport.cli import console, options
+from blockexport.cli.judging import explained, show_verdict, use_threads, without_explanation
 from blockexport.cli.terminal_export import export
+from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -22,43 +21,26 @@ if TYPE_CHECKING:
 
 
 def aoti(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|BUNDLE",
-            help="A checkpoint (folder, .gguf file, Hugging Face id, preset), or a bundle that it is added to.",
-        ),
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle to make; for a checkpoint only.")
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option("--model", help="The bundle's source checkpoint, if it has moved; for a bundle only.")
-    ] = None,
-    no_compare: Annotated[bool, typer.Option("--no-compare", help="Add the package without judging it.")] = False,
-    no_explain: NoExplain = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Replace an older bundle, if it holds nothing but its own files; for a checkpoint only."
-        ),
-    ] = False,
-    threads: Threads = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the verdict alone.")
-    ] = False,
+    model: options.ModelOrBundle,
+    output: options.NewBundle = None,
+    source: options.Source = None,
+    no_compare: options.NoCompare = False,
+    no_explain: options.NoExplain = False,
+    force: options.Force = False,
+    threads: options.Threads = None,
+    quiet: options.Quiet = False,
 ) -> ExitCode:
     """Compile a model with PyTorch's AOTInductor, judge the package, and add it to a bundle.
 
     The package runs from C++ with libtorch alone, and updates the cache in place. It is code for this machine's
     processor; others refuse it by name. Compiling takes about a minute for 30 layers and needs a C++ compiler. A
-    package that fails is not added, and the exit code is 1. A checkpoint is first exported as `blockexport onnx` does.
+    package that fails is not added, and the exit code is 1. A checkpoint is first exported as `blockexport onnx` does;
+    --output and --force are for that.
 
     Example: blockexport aoti smollm2
     """
     from blockexport.export.aoti import require_compiler
     from blockexport.export.bundle.manifest import MANIFEST
-    from blockexport.models.errors import UsageError
 
     if (Path(model) / MANIFEST).is_file():
         if output is not None or force:

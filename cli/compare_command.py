@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockexport.cli import console
-from blockexport.cli.judging import NoExplain, Threads, explained, show_verdict, use_threads, without_explanation
+from blockexport.cli import console, options
+from blockexport.cli.completion import one_of
+from blockexport.cli.judging import explained, show_verdict, use_threads, without_explanation
+from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
-from blockexport.runtime.backends import backend_named, backend_names, usual_backend
+from blockexport.runtime.backends import ONNXRUNTIME, backend_named, backend_names, usual_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
-    from blockexport.models.progress import Progress
 
 
 def compare(
@@ -36,14 +35,10 @@ def compare(
             metavar="NAME",
             help=f"What runs the bundle: {', '.join(backend_names())}. Default: {usual_backend(Precision.FP32)}, and "
             f"{usual_backend(Precision.BF16)} for bf16.",
+            autocompletion=one_of(backend_names()),
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="CHECKPOINT", help="Source to judge against. Default: what the manifest records."
-        ),
-    ] = None,
+    model: options.Source = None,
     onnx: Annotated[
         list[Path] | None,
         typer.Option(
@@ -75,15 +70,12 @@ def compare(
             "A file that fails is looked into without it.",
         ),
     ] = False,
-    no_explain: NoExplain = False,
+    no_explain: options.NoExplain = False,
     decode_steps: Annotated[
         int | None,
         typer.Option("--decode-steps", metavar="N", min=1, help="Teacher-forced steps after the prefill. Default: 64."),
     ] = None,
-    max_sequence_length: Annotated[
-        int | None,
-        typer.Option("--max-sequence-length", "-M", metavar="M", min=1, help="Re-declare the file's cache slots."),
-    ] = None,
+    max_sequence_length: options.OtherSlots = None,
     text: Annotated[
         Path | None,
         typer.Option("--text", metavar="FILE", exists=True, dir_okay=False, help="Judge on this text (UTF-8)."),
@@ -94,11 +86,9 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="DIR", help="Write report.json, .md and .html into this folder.")
     ] = None,
-    threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print report.json instead of the table.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no table: the verdict, place and cause.")
-    ] = False,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> ExitCode:
     """Run the file in BUNDLE, prefill, chunks and decode steps over the whole cache, against a float64 reference on the
     source's weights.
@@ -117,7 +107,22 @@ def compare(
     """
     _check_options(bundle, onnx, mapped, model, backend, text, tokens)
     _check_locate(locate, onnx, backend, no_explain=no_explain)
-    report_folder = _report_folder(report, bundle, *(onnx or ()), model, text)
+    from blockexport.compare.checks.catalogue import choose_checks
+    from blockexport.compare.judge_foreign import judge_foreign
+    from blockexport.compare.report.report_files import report_place
+    from blockexport.export.output.place import inputs_of
+    from blockexport.library import compare_bundle
+
+    folder = None if report is None else report_place(report, inputs_of(bundle, *(onnx or ()), model, text))
+    how: dict[str, Any] = {
+        "checks": tuple(check or ()),
+        "decode_steps": decode_steps,
+        "text": None if text is None else _read(text),
+        "token_ids": None if tokens is None else _ids(tokens),
+        "max_sequence_length": max_sequence_length,
+        "locate": locate,
+    }
+    choose_checks(how["checks"])  # a misspelt name is said before the model is read
     use_threads(threads)
     with ExitStack() as stack:
         progress = stack.enter_context(console.progress_bar(quiet=quiet))
@@ -125,54 +130,16 @@ def compare(
         def show(judgement: Judgement) -> Report:
             stack.close()
             judgement = without_explanation(judgement) if no_explain else judgement
-            return _show(judgement, report_folder, as_json=as_json, quiet=quiet)
+            return _show(judgement, folder, as_json=as_json, quiet=quiet)
 
-        how = _How(
-            checks=tuple(check or ()),
-            decode_steps=decode_steps,
-            text=None if text is None else _read(text),
-            token_ids=None if tokens is None else _ids(tokens),
-            max_sequence_length=max_sequence_length,
-            progress=progress,
-        )
-        return _judge(bundle, onnx, mapped, backend, model, locate, how, show).exit_code
+        if bundle is not None:
+            return compare_bundle(
+                bundle, backend=backend, model=model, explain=show, progress=progress, **how
+            ).exit_code
+        return show(judge_foreign(onnx or (), model or "", mapped=mapped or (), progress=progress, **how)).exit_code
 
 
 TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and few tokens are longer than 16 bytes
-
-
-class _How(TypedDict):
-    """What bundles and foreign files are judged with alike."""
-
-    checks: tuple[str, ...]
-    decode_steps: int | None
-    text: str | None
-    token_ids: list[int] | None
-    max_sequence_length: int | None
-    progress: Progress
-
-
-def _judge(
-    bundle: Path | None,
-    onnx: list[Path] | None,
-    mapped: list[str] | None,
-    backend: str | None,
-    model: str | None,
-    locate: bool,
-    how: _How,
-    show: Callable[[Judgement], Report],
-) -> Report:
-    from blockexport.compare.checks.catalogue import choose_checks
-
-    choose_checks(how["checks"])  # a misspelt name is said before the model is read
-    if onnx and model is not None:
-        from blockexport.compare.judge_foreign import judge_foreign
-
-        return show(judge_foreign(onnx, model, mapped=mapped or (), locate=locate, **how))
-    from blockexport.library import compare_bundle
-
-    assert bundle is not None
-    return compare_bundle(bundle, backend=backend, model=model, locate=locate, explain=show, **how)
 
 
 def _check_options(
@@ -184,8 +151,6 @@ def _check_options(
     text: Path | None,
     tokens: str | None,
 ) -> None:
-    from blockexport.models.errors import UsageError
-
     if text is not None and tokens is not None:
         raise UsageError("--text and --tokens contradict each other: judge on one of them")
     if not onnx:
@@ -200,15 +165,11 @@ def _check_options(
         raise UsageError(f"--onnx {onnx[0]} and the bundle {bundle} are two artifacts: judge them one at a time")
     if model is None:
         raise UsageError(f"--onnx {onnx[0]} needs --model CHECKPOINT: the file does not say what it was exported from")
-    from blockexport.runtime.backends import ONNXRUNTIME
-
     if backend not in (None, ONNXRUNTIME.name):
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on {ONNXRUNTIME.name}")
 
 
 def _check_locate(locate: bool, onnx: list[Path] | None, backend: str | None, *, no_explain: bool) -> None:
-    from blockexport.models.errors import UsageError
-
     if locate and no_explain:
         raise UsageError("--locate and --no-explain contradict each other: choose one of them")
 
@@ -218,7 +179,6 @@ def _check_locate(locate: bool, onnx: list[Path] | None, backend: str | None, *,
 
 def _read(path: Path) -> str:
     """The text, of a long one as much as any judgement uses."""
-    from blockexport.models.errors import UsageError
     from blockexport.models.regular_file import read_beginning
 
     try:
@@ -228,19 +188,10 @@ def _read(path: Path) -> str:
 
 
 def _ids(tokens: str) -> list[int]:
-    from blockexport.models.errors import UsageError
-
     try:
         return [int(part) for part in tokens.split(",")]
     except ValueError as error:
         raise UsageError(f"--tokens {tokens!r} is not a list of numbers: write them as 1,2,3") from error
-
-
-def _report_folder(folder: Path | None, *inputs: str | Path | None) -> Path | None:
-    from blockexport.compare.report.report_files import report_place
-    from blockexport.export.output.place import inputs_of
-
-    return None if folder is None else report_place(folder, inputs_of(*inputs))
 
 
 def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bool) -> Report:

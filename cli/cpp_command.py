@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from blockexport.cli import console
+from blockexport.cli import console, options
+from blockexport.cli.completion import one_of
+from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import AOTI, ONNXRUNTIME
 from blockexport.runtime.cpp_project import CPP_BACKENDS
@@ -28,13 +30,14 @@ def cpp(
             metavar="|".join(CPP_BACKENDS),
             help="What the program runs the bundle with; may be repeated, and the first is its default. "
             f"Default: {ONNXRUNTIME.name}.",
+            autocompletion=one_of(CPP_BACKENDS),
         ),
     ] = None,
     cmake_dir: Annotated[
         bool, typer.Option("--cmake-dir", help="Print the folder for -Dblockexport_DIR=..., and do nothing else.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an older project's files, if unchanged.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what to do next.")] = False,
+    quiet: options.Quiet = False,
 ) -> ExitCode:
     """Write a C++ project for BUNDLE: CMakeLists.txt, main.cpp (a chat in the terminal) and selftest.cpp.
 
@@ -50,7 +53,6 @@ def cpp(
         return ExitCode.GOOD
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.output.place import inputs_of
-    from blockexport.models.errors import UsageError
 
     if bundle is None or output is None:
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")

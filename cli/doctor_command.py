@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from blockexport.cli import console
+from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import BACKENDS, ENGINES
 
@@ -48,7 +48,7 @@ def doctor(
             help="Where bundles are to be written: its device is looked at.",
         ),
     ] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: options.Json = False,
 ) -> ExitCode:
     """Look at Python, libraries, execution providers, GPU and disk, and say what to fix.
 
@@ -158,20 +158,14 @@ def _onnx_runtime() -> Iterator[Observation]:
 
 def _dialect(runtime: Any) -> Observation:
     """Run TensorScatter, the newest operator that a bundle's graph uses, on three numbers."""
-    from onnx import TensorProto, helper
+    from onnx import parser
 
-    shape = [1, 1, 3, 1]
-    graph = helper.make_graph(
-        [helper.make_node("TensorScatter", ["past", "update", "start"], ["present"], axis=2, mode="linear")],
-        "probe",
-        [
-            helper.make_tensor_value_info("past", TensorProto.FLOAT, shape),
-            helper.make_tensor_value_info("update", TensorProto.FLOAT, [1, 1, 1, 1]),
-            helper.make_tensor_value_info("start", TensorProto.INT64, [1]),
-        ],
-        [helper.make_tensor_value_info("present", TensorProto.FLOAT, shape)],
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 24]>
+        probe (float[1,1,3,1] past, float[1,1,1,1] update, int64[1] start) => (float[1,1,3,1] present) {
+            present = TensorScatter <axis = 2, mode = "linear"> (past, update, start)
+        }"""
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
     return _run_probe(runtime, model.SerializeToString())
 
 

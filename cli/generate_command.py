@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockexport.cli import console
-from blockexport.cli.judging import Threads, use_threads
+from blockexport.cli import console, options
+from blockexport.cli.judging import use_threads
+from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
-from blockexport.runtime.backends import ONNXRUNTIME, backend_names
+from blockexport.runtime.backends import ONNXRUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ PROMPT_BYTES = 1 << 24
 
 
 def generate(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
+    bundle: options.Bundle,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from stdin.")],
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="The most tokens to answer with.")
@@ -41,34 +41,16 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the random numbers; the same seed gives the same text.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
-    backend: Annotated[
-        str,
-        typer.Option(
-            "--backend",
-            metavar="|".join(backend_names()),
-            help="What runs the model. `blockexport trt` and `blockexport aoti` build what those need.",
-        ),
-    ] = ONNXRUNTIME.name,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The source checkpoint, for eager, if it has moved.")
-    ] = None,
-    threads: Threads = None,
-    max_sequence_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-sequence-length",
-            "-M",
-            metavar="M",
-            min=1,
-            help="Cache slots for prompt and answer, when other than the bundle's; at most what its RoPE table holds.",
-        ),
-    ] = None,
+    backend: options.Backend = ONNXRUNTIME.name,
+    model: options.Source = None,
+    threads: options.Threads = None,
+    max_sequence_length: options.OtherSlots = None,
     verify_weights: Annotated[
         bool,
         typer.Option("--verify-weights", help="Compare every byte that is run with the manifest, and not a sample."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The text only: no notes, no speed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> ExitCode:
     """Answer PROMPT, or go on from it, printing the text as it comes; notes and the speed go to stderr.
 
@@ -121,8 +103,6 @@ def generate(
 
 def _read_prompt(prompt: str) -> str:
     """The prompt, or stdin without its last newline for `-`. Raises UsageError when it is not UTF-8."""
-    from blockexport.models.errors import UsageError
-
     try:
         if prompt == "-":
             content = sys.stdin.buffer.read(PROMPT_BYTES + 1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from blockexport.cli import console
 from blockexport.models.exit_codes import ExitCode
@@ -13,18 +11,6 @@ from blockexport.models.exit_codes import ExitCode
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
-
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        help="Processor threads to compute with. Default: OMP_NUM_THREADS, or the cores this process may use.",
-    ),
-]
-NoExplain = Annotated[
-    bool, typer.Option("--no-explain", help="Of a file that fails, give the verdict alone: no place and no cause.")
-]
 
 
 def use_threads(threads: int | None) -> None:

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from blockexport.cli import console
+from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
 
 
 def lint(
     file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Any ONNX file, or a bundle's folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: options.Json = False,
 ) -> ExitCode:
     """Look in FILE for what TensorRT accepts and ignores, builds differently, rejects late or crashes on.
 

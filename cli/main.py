@@ -20,6 +20,7 @@ from blockexport.cli import console
 from blockexport.cli.aoti_command import aoti
 from blockexport.cli.command_line import wrong_use
 from blockexport.cli.compare_command import compare
+from blockexport.cli.completion import VARIABLE
 from blockexport.cli.cpp_command import cpp
 from blockexport.cli.doctor_command import doctor
 from blockexport.cli.generate_command import generate
@@ -57,7 +58,6 @@ app = typer.Typer(
     help="Export decoder checkpoints to ONNX with a static KV cache, and prove that the shipped file equals the model.",
     epilog="Start with: blockexport onnx MODEL -o BUNDLE",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -97,11 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     unless BLOCKEXPORT_DEBUG=1."""
     try:
         code = app(args=arguments, prog_name="blockexport", standalone_mode=False)
+        if code == ExitCode.BAD and not isinstance(code, ExitCode):
+            code = ExitCode.WRONG_USE  # Typer's own: a shell that it cannot complete for
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except (SystemExit, BrokenPipeError):
-        # The first is Typer's answer to a reader (`| head`) that left, with a code that means something else here.
+    except SystemExit as error:
+        # Typer ends so after completion, whose codes are the shell's, and where a reader (`| head`) has left.
+        code = error.code if error.code == 0 or VARIABLE in os.environ else ExitCode.READER_LEFT
+    except BrokenPipeError:
         code = ExitCode.READER_LEFT
     except Exception as error:
         code = _explain(error)

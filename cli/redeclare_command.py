@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from blockexport.cli import console
+from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
 
 
 def redeclare(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
+    bundle: options.Bundle,
     max_sequence_length: Annotated[
         int,
         typer.Option(
@@ -26,9 +26,9 @@ def redeclare(
         Path | None,
         typer.Option("--output", "-o", metavar="OUT", help="A bundle to make. Default: BUNDLE itself is changed."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an older bundle in OUT.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> ExitCode:
     """Declare M cache slots in a bundle, for ONNX Runtime programs and onnxruntime-genai.
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from blockexport.cli import console
-from blockexport.cli.judging import Threads, use_threads
+from blockexport.cli import console, options
+from blockexport.cli.judging import use_threads
 from blockexport.models.exit_codes import ExitCode
-from blockexport.runtime.backends import ONNXRUNTIME, backend_names
+from blockexport.runtime.backends import ONNXRUNTIME
 
 
 def selftest(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")],
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="|".join(backend_names()), help="What runs the model.")
-    ] = ONNXRUNTIME.name,
-    threads: Threads = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    bundle: options.Bundle,
+    backend: options.Backend = ONNXRUNTIME.name,
+    threads: options.Threads = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> ExitCode:
     """Check a bundle's files by their hashes, and replay its golden vectors.
 

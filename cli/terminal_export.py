@@ -8,22 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from blockexport.cli import console
 from blockexport.cli.judging import explained, show_verdict, without_explanation
-from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
-from blockexport.models.precision import Precision
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
     from blockexport.exporting import ExportedBundle
-
-
-def one_precision(what: str, *, fp32: bool, fp16: bool, bf16: bool) -> Precision | None:
-    """The precision that was asked for, if any. Raises UsageError where several were."""
-    asked = [p for p, wanted in zip(Precision, (fp32, fp16, bf16), strict=True) if wanted]
-    if len(asked) > 1:
-        raise UsageError(f"--{' and --'.join(asked)} contradict each other: {what} has one precision")
-    return asked[0] if asked else None
 
 
 def export(

@@ -10,46 +10,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockexport.cli import console
+from blockexport.cli import console, options
 from blockexport.cli.command_line import given_options
-from blockexport.cli.judging import NoExplain, Threads, use_threads
-from blockexport.cli.terminal_export import export, one_precision
+from blockexport.cli.completion import one_of
+from blockexport.cli.judging import use_threads
+from blockexport.cli.terminal_export import export
 from blockexport.cli.trt_summary import print_engine
+from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
+from blockexport.runtime.backends import ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from blockexport.models.precision import Precision
 
+BACKEND_NAMES = [one.name for one in ENGINES]
+LEVELS = ("ampere-plus", "same-compute-capability")
 DEFAULT_BATCH = 8
 MOST_MIB = 1 << 20
 
 
 def trt(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|BUNDLE",
-            help="A checkpoint (folder, .gguf file, Hugging Face id, preset), or a bundle that the engine is added to.",
-        ),
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle to make; for a checkpoint only.")
-    ] = None,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Weights, activations and cache in float16.")] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="In bfloat16.")] = False,
-    fp32: Annotated[
-        bool, typer.Option("--fp32", help="In float32, without TF32; attention has no fused kernel there.")
-    ] = False,
+    model: options.ModelOrBundle,
+    output: options.NewBundle = None,
+    fp16: options.Fp16 = False,
+    bf16: options.Bf16 = False,
+    fp32: options.Fp32 = False,
     backend: Annotated[
         str | None,
         typer.Option(
             "--backend",
-            metavar="tensorrt|tensorrt-rtx",
+            metavar="|".join(BACKEND_NAMES),
             help="tensorrt builds for the GPU in the machine; tensorrt-rtx for any of its GPUs, without one. "
             "Default: whichever is installed, tensorrt before tensorrt-rtx.",
+            autocompletion=one_of(BACKEND_NAMES),
         ),
     ] = None,
     compute_capability: Annotated[
@@ -61,12 +57,7 @@ def trt(
             "then serves all of them. Default: the GPU in the machine.",
         ),
     ] = None,
-    max_sequence_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-sequence-length", "-M", metavar="M", min=1, help="Cache slots per row; for a checkpoint only."
-        ),
-    ] = None,
+    max_sequence_length: options.Slots = None,
     max_batch_size: Annotated[
         int,
         typer.Option(
@@ -111,8 +102,9 @@ def trt(
         str | None,
         typer.Option(
             "--hardware-compatibility",
-            metavar="ampere-plus|same-compute-capability",
+            metavar="|".join(LEVELS),
             help="Let the engine run on other GPUs than this one, for some speed. tensorrt only.",
+            autocompletion=one_of(LEVELS),
         ),
     ] = None,
     version_compatible: Annotated[
@@ -125,23 +117,12 @@ def trt(
             help="Tell attention how many slots are filled, beside the mask. Not proven on a GPU yet. tensorrt only.",
         ),
     ] = False,
-    no_explain: NoExplain = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Replace an older bundle, if it holds nothing but its own files; for a checkpoint only."
-        ),
-    ] = False,
-    beyond_trained_range: Annotated[
-        bool,
-        typer.Option(
-            "--beyond-trained-range",
-            help="Allow an M of more positions than the model was trained for; for a checkpoint only.",
-        ),
-    ] = False,
-    threads: Threads = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    no_explain: options.NoExplain = False,
+    force: options.Force = False,
+    beyond_trained_range: options.BeyondTrainedRange = False,
+    threads: options.Threads = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> ExitCode:
     """Build a TensorRT engine and add it to a bundle.
 
@@ -150,8 +131,9 @@ def trt(
     statistics and RoPE in float32, names, types and shapes. The engine has two profiles, prefill and decode. It goes to
     BUNDLE/engines, and what was found to BUNDLE/manifest.json.
 
-    From a checkpoint the ONNX bundle is made and judged first, as `blockexport onnx` does. An engine itself is judged
-    where a GPU is: blockexport compare BUNDLE --backend tensorrt.
+    From a checkpoint the ONNX bundle is made and judged first, as `blockexport onnx` does; --output, a precision, -M,
+    --force and --beyond-trained-range are for that. --fp32 is without TF32, and attention has no fused kernel there. An
+    engine itself is judged where a GPU is: blockexport compare BUNDLE --backend tensorrt.
 
     Example: blockexport trt smollm2 --backend tensorrt-rtx --compute-capability 8.9
 
@@ -161,20 +143,22 @@ def trt(
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
     from blockexport.library import build_engine
 
+    if hardware_compatibility not in (None, *LEVELS):
+        raise UsageError(f"--hardware-compatibility {hardware_compatibility!r} is neither {' nor '.join(LEVELS)}")
     into_bundle = (Path(model) / MANIFEST).is_file()
-    precision = one_precision("an engine", fp32=fp32, fp16=fp16, bf16=bf16)
+    precision = options.one_precision("an engine", fp32=fp32, fp16=fp16, bf16=bf16)
     adapter = choose_backend(backend)
     targets = adapter.targets(compute_capability or ())
-    options = BuildOptions(
+    build = BuildOptions(
         workspace_mib=workspace,
         timing_cache=_read_timing_cache(timing_cache),
         builder_optimization_level=builder_optimization_level,
         strip_weights=strip_weights,
-        hardware_compatibility=_hardware_compatibility(hardware_compatibility),
+        hardware_compatibility=hardware_compatibility,
         version_compatible=version_compatible,
         key_value_lengths=key_value_lengths,
     )
-    adapter.check_options(options)
+    adapter.check_options(build)
     if precision is not None:
         adapter.check_precision(precision, targets)
     code = ExitCode.GOOD
@@ -215,21 +199,13 @@ def trt(
             compute_capabilities=targets,
             max_batch_size=max_batch_size,
             max_prefill=max_prefill,
-            options=options,
+            options=build,
             progress=progress,
         )
     if timing_cache is not None and times is not None:
         _write_timing_cache(timing_cache, times)
     print_engine(folder, name, manifest, as_json=as_json)
     return code
-
-
-def _hardware_compatibility(level: str | None) -> str | None:
-    from blockexport.models.errors import UsageError
-
-    if level not in (None, "ampere-plus", "same-compute-capability"):
-        raise UsageError(f"--hardware-compatibility {level!r} is neither ampere-plus nor same-compute-capability")
-    return level
 
 
 def _read_timing_cache(path: Path | None) -> bytes | None:
@@ -240,10 +216,8 @@ def _read_timing_cache(path: Path | None) -> bytes | None:
     return read_bytes(path) if is_there(path) else b""
 
 
-def _refuse_for_bundle(options: dict[str, Any]) -> None:
-    from blockexport.models.errors import UsageError
-
-    for name, value in options.items():
+def _refuse_for_bundle(given: dict[str, Any]) -> None:
+    for name, value in given.items():
         if value is not None:
             raise UsageError(
                 f"{name} is for a checkpoint; this is a bundle, and the engine is added to it: leave it out"
@@ -251,8 +225,6 @@ def _refuse_for_bundle(options: dict[str, Any]) -> None:
 
 
 def _named_output(model: str, output: Path | None, precision: Precision | None) -> Path:
-    from blockexport.models.errors import UsageError
-
     if output is None:
         raise UsageError(f"{model} is not a bundle, and an engine is added to one: name it with -o BUNDLE")
     if precision is None:
@@ -263,8 +235,6 @@ def _named_output(model: str, output: Path | None, precision: Precision | None) 
 @contextlib.contextmanager
 def _bundle_remains(folder: Path) -> Iterator[None]:
     """A bundle that is made and judged is kept when no engine can be built from it: say so."""
-    from blockexport.models.errors import BlockexportError
-
     try:
         yield
     except BlockexportError as error:
@@ -289,16 +259,17 @@ _ONCE = ("model", "output", "fp16", "bf16", "fp32", "force", "beyond_trained_ran
 """What another command for the same engine says in its own way."""
 
 
-def _check_precision(folder: Path, precision: Precision | None, options: Sequence[str]) -> None:
+def _check_precision(folder: Path, precision: Precision | None, others: Sequence[str]) -> None:
     from blockexport.export.bundle.manifest import read_manifest
-    from blockexport.models.errors import UsageError
 
     manifest = read_manifest(folder)
-    if precision is not None and precision is not manifest.precision:
-        raise UsageError(
-            f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
-            f"needs a bundle of its own, "
-            + " ".join(
-                ["blockexport trt", shlex.quote(manifest.source.reference), "-o NEW_BUNDLE", f"--{precision}", *options]
-            )
-        )
+    if precision is None or precision is manifest.precision:
+        return
+    slots = manifest.max_sequence_length
+    beyond = ["--beyond-trained-range"] if slots > manifest.config.max_position_embeddings else []
+    source = shlex.quote(manifest.source.reference)
+    command = ["blockexport trt", source, "-o NEW_BUNDLE", f"--{precision}", f"-M {slots}", *beyond, *others]
+    raise UsageError(
+        f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
+        f"needs a bundle of its own, {' '.join(command)}"
+    )

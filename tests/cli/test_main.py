@@ -169,7 +169,7 @@ def test_no_arguments_shows_the_help_and_is_wrong_use() -> None:
             3,
             "blockexport: onnxruntime is not installed: pip install onnxruntime\n",
         ),
-        (typer.Exit(1), 1, ""),
+        (typer.Exit(1), 2, ""),  # of Typer itself: a command returns its code
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
     ],
 )

@@ -143,6 +143,7 @@ def test_the_command_for_another_precision_keeps_the_options(bundle: Path, capsy
     assert main(["trt", str(bundle), "--bf16", *given]) == 2
     command = shlex.split(capsys.readouterr().err.partition("needs a bundle of its own, ")[2])
     assert command[:2] == ["blockexport", "trt"] and command[3:6] == ["-o", "NEW_BUNDLE", "--bf16"]
+    assert command[command.index("-M") + 1] == "29" and "--beyond-trained-range" not in command
     wanted = zip(given[:-1:2], given[1::2], strict=False)
     assert all(command[command.index(option) + 1] == value for option, value in wanted) and command.count("--json") == 1
 

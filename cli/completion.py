@@ -1,0 +1,29 @@
+"""What the shell offers after Tab for a value; options and commands are Typer's part. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+VARIABLE = "_BLOCKEXPORT_COMPLETE"  # set by the shell where it asks
+Completer = Callable[[str], list[str]]  # of what is typed so far
+
+
+def one_of(names: Iterable[str]) -> Completer:
+    """For an option that takes one of a few names."""
+    offered = list(names)
+
+    def complete(incomplete: str) -> list[str]:
+        return offered
+
+    return complete
+
+
+def models(incomplete: str) -> list[str]:
+    """Presets, and what a checkpoint or bundle may be in the current folder. The shell completes a path by itself."""
+    from blockexport.models.config.presets import PRESETS
+
+    if "/" in incomplete:
+        return []
+    here = sorted(path.name for path in Path().iterdir() if path.is_dir() or path.suffix == ".gguf")
+    return [*PRESETS, *(name for name in here if not name.startswith("."))]

@@ -1,0 +1,93 @@
+"""Arguments and options that several commands take, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockexport.cli.completion import models, one_of
+from blockexport.models.errors import UsageError
+from blockexport.models.precision import Precision
+from blockexport.runtime.backends import backend_names
+
+Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")]
+ModelOrBundle = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|BUNDLE",
+        help="A checkpoint (folder, .gguf file, Hugging Face id, preset), or a bundle that is added to.",
+        autocompletion=models,
+    ),
+]
+NewBundle = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle to make; for a checkpoint only.")
+]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="CHECKPOINT",
+        help="The source checkpoint. Default: what the manifest records.",
+        autocompletion=models,
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="|".join(backend_names()),
+        help="What runs the model. `blockexport trt` and `blockexport aoti` build what those need.",
+        autocompletion=one_of(backend_names()),
+    ),
+]
+Fp32 = Annotated[bool, typer.Option("--fp32", help="In float32.")]
+Fp16 = Annotated[bool, typer.Option("--fp16", help="In float16.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="In bfloat16.")]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sequence-length",
+        "-M",
+        metavar="M",
+        min=1,
+        help="Cache slots per row, for prompt and answer. Default: the model's range, at most 2048.",
+    ),
+]
+OtherSlots = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sequence-length",
+        "-M",
+        metavar="M",
+        min=1,
+        help="Cache slots per row, when other than the bundle's; at most what its RoPE table holds.",
+    ),
+]
+BeyondTrainedRange = Annotated[
+    bool, typer.Option("--beyond-trained-range", help="Allow an M of more positions than the model was trained for.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an older bundle, if it holds nothing but its own files.")]
+NoCompare = Annotated[bool, typer.Option("--no-compare", help="Leave the judging out.")]
+NoExplain = Annotated[
+    bool, typer.Option("--no-explain", help="Of a file that fails, give the verdict alone: no place and no cause.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Processor threads to compute with. Default: OMP_NUM_THREADS, or the cores this process may use.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the result alone.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def one_precision(what: str, *, fp32: bool, fp16: bool, bf16: bool) -> Precision | None:
+    """The precision that was asked for, if any. Raises UsageError where several were."""
+    asked = [p for p, wanted in zip(Precision, (fp32, fp16, bf16), strict=True) if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"--{' and --'.join(asked)} contradict each other: {what} has one precision")
+    return asked[0] if asked else None
