@@ -21,7 +21,7 @@ def one_of(names: Iterable[str]) -> Completer:
 
 def models(incomplete: str) -> list[str]:
     """Presets, and what a checkpoint or bundle may be in the current folder. The shell completes a path by itself."""
-    from blockexport.models.config.presets import PRESETS
+    from blockexport.models.families.every_family import PRESETS
 
     if "/" in incomplete:
         return []

@@ -12,7 +12,7 @@ import pytest
 
 from blockexport.cli.completion import VARIABLE
 from blockexport.cli.main import main
-from blockexport.models.config.presets import PRESETS
+from blockexport.models.families.every_family import PRESETS
 from blockexport.runtime.backends import ENGINES, backend_names
 from blockexport.runtime.cpp_project import CPP_BACKENDS
 
