@@ -24,7 +24,7 @@ def precision(context: CheckContext) -> Outcome:
     errors, floor = runs[0], floor_of(runs, dtype)
     rows = [run for i, row in enumerate(context.rows) for run in next(context.runs(range(len(row.ids_S)), i))]
     finite = floor.finite and all(bool(run.finite_P.all()) for run in rows)
-    blind = [*doubts(errors, floor.rms_limit * floor.rms), *context.doubts]
+    blind = [*doubts(errors, floor), *context.doubts]
     spread = spread_of(errors.reference_spread_P)
     name = str(dtype).removeprefix("torch.")
     figures = {"error": errors.rms, "spread": spread}
@@ -56,4 +56,4 @@ def _holds(context: CheckContext, dtype: torch.dtype) -> bool:
     outputs_PV = run.run([context.ids_S], [context.reference_positions], context.progress)[0]
     errors = context.measured(outputs_PV)
     floor = floor_of([errors], dtype)
-    return floor.finite and not doubts(errors, floor.rms_limit * floor.rms)
+    return floor.finite and not doubts(errors, floor)

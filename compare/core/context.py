@@ -194,8 +194,7 @@ class CheckContext:
         spread = spread_over_positions(self.expected[0])
         if spread is None:
             return []
-        floor = self.floor(self.reference_positions)
-        return lost_in("from position to position", spread, floor.rms_limit * floor.rms)
+        return lost_in("from position to position", spread, self.floor(self.reference_positions))
 
     def measured(self, outputs_PV: torch.Tensor) -> Errors:
         """Errors of outputs of the judged sequence at `reference_positions`."""

@@ -36,7 +36,7 @@ def judge_stretch(
         f"{what}: {_praise(found)}",
         len(artifact.positions_P),
         [f"{what}: {'; '.join(said)}"] if (said := _complaints(context, artifact, floor, found)) else (),
-        [f"{what}: {said}" for said in _doubts(context, artifact, floor, found.rms_limit, of_cache)[:1]],
+        [f"{what}: {said}" for said in _doubts(context, artifact, floor, of_cache)[:1]],
         _figures(artifact, floor, found),
     )
 
@@ -63,10 +63,10 @@ def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: Fl
     return complaints
 
 
-def _doubts(context: CheckContext, artifact: Errors, floor: Floor, limit: float, of_cache: bool) -> list[str]:
+def _doubts(context: CheckContext, artifact: Errors, floor: Floor, of_cache: bool) -> list[str]:
     if not floor.finite:
         return ["eager PyTorch itself gives NaN or infinity, so there is no floor"]
-    return [*doubts(artifact, limit * floor.rms), *([] if of_cache else context.doubts)]
+    return [*doubts(artifact, floor), *([] if of_cache else context.doubts)]
 
 
 def _praise(found: FloorVerdict) -> str:

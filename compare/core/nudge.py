@@ -4,8 +4,8 @@ At one position eager's error is one sample of a random quantity: where two atte
 happens to come out right, another order of sums gives ten times as much or as little. Runs that permute their sums do
 not show it in half precision, where all of them round to the same values. So a run is repeated with its stream moved by
 a unit in the last place here and there, as random rounding does (Vignes' CESTAC method, 1974, takes three such runs):
-what follows is rounded anew, and the spread of the runs is the sensitivity of each position. A second look moves it by
-more.
+what follows is rounded anew, and the spread of the runs is the sensitivity of each position. A second look has more
+such runs, and as many that move it by more.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from blockexport.compare.core.immovable import as_integers
 
 RUNS = 3
-MORE_RUNS = 12  # where an artifact leaves the floor of those at a few positions
-LARGE = 8  # units in the last place by which those move the stream; their error counts divided by it
+MORE_RUNS = 12  # of each kind, where an artifact leaves the floor of those at a few positions
+LARGE = 8  # units in the last place by which the larger ones move the stream; their error counts divided by it
 SHARE = 1 / 6
 """Of the values that are moved where a layer begins. One rounding has a variance of 1/12 of a squared unit in the last
 place, and a layer rounds its stream twice, once for each addition: this share of whole units has the same variance."""
@@ -47,7 +47,8 @@ class LargeNudge(Nudge):
     """Moves every value by several units, as noise `LARGE` times as large as one unit would.
 
     Where the error grows with the noise, an eighth of it is what a small nudge shows. Where two scores tie and a
-    rounding decides which token is looked at, small nudges may all fall on one side, and these do not.
+    rounding decides which token is looked at, small nudges may all fall on one side, and these do not. But the error of
+    a flip is no larger for them, so they alone do not make a floor.
     """
 
     weight = 1 / LARGE
@@ -66,10 +67,11 @@ Result = TypeVar("Result")
 
 def looks(run: Callable[[Nudges], list[Result]]) -> Iterator[list[Result]]:
     """What `run` makes of the runs that a floor needs, one as it is and `RUNS` that round anew; then, for a second
-    look, of these and `MORE_RUNS` with larger nudges, which are made only when asked for."""
+    look, of these, `MORE_RUNS` of their kind and as many with larger nudges, which are made only when asked for."""
     first = run((None, *(Nudge(seed) for seed in range(RUNS))))
     yield first
-    yield first + run([LargeNudge(seed) for seed in range(MORE_RUNS)])
+    more = range(RUNS, RUNS + MORE_RUNS)
+    yield first + run([kind(seed) for kind in (Nudge, LargeNudge) for seed in more])
 
 
 def weight_of(nudge: Nudge | None) -> float:

@@ -63,7 +63,10 @@ def test_the_second_look_is_made_only_when_asked_for() -> None:
 
     looked = looks(run)
     assert next(looked) == [1.0] * (1 + RUNS) and made == [1 + RUNS]
-    assert next(looked) == [1.0] * (1 + RUNS) + [1 / LARGE] * MORE_RUNS and made == [1 + RUNS, MORE_RUNS]
+    assert next(looked) == [1.0] * (1 + RUNS + MORE_RUNS) + [1 / LARGE] * MORE_RUNS and made == [
+        1 + RUNS,
+        2 * MORE_RUNS,
+    ]
 
 
 def test_an_eighth_of_a_large_nudge_is_as_much_noise_as_a_small_one(tiny: Checkpoint) -> None:
