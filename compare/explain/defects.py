@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockexport.compare.core.defect import Defect
-from blockexport.compare.explain.defects_attention import attention_defects, scaled_by
+from blockexport.compare.explain.defects_attention import attention_defects, is_scale, scaled_by
 from blockexport.compare.explain.defects_block import (
     head_defects,
     mlp_defects,
@@ -42,7 +42,7 @@ def catalogue(
         *mask_defects(config),
         *cache_defects(config, position),
         *attention_defects(config),
-        *([scaled_by(times)] if times is not None and site == "query" else []),
+        *([scaled_by(times)] if times is not None and site == "query" and not is_scale(config, times) else []),
         *norm_defects(config),
         *one_norm_defects(config, site),
         *mlp_defects(),

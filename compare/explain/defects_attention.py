@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -42,6 +43,11 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
 def scaled_by(times: float) -> Defect:
     """Scores that are some factor too large, as it was measured."""
     return Defect("scale_times", f"attention scores are {times:.6g} times too large", _with(_scaled(1, times)))
+
+
+def is_scale(config: ModelConfig, times: float) -> bool:
+    """Whether a factor is that of `scale_missing` or `scale_twice`, as near as half precision tells."""
+    return any(math.isclose(times, config.head_dim**power, rel_tol=0.01) for power in (0.5, -0.5))
 
 
 def _with(kind: type[Attention]) -> type[LayerBlock]:

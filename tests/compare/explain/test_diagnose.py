@@ -150,6 +150,12 @@ def test_scores_that_are_a_measured_factor_too_large() -> None:
     assert names(found)[0] == "scale_times" and "attention scores are 1.1 times too large" in found.sentences[0]
 
 
+@pytest.mark.parametrize(("times", "named"), [(3.17, False), (3.1, True), (0.315, False), (0.32, True)])
+def test_a_factor_that_is_the_scale_itself_goes_by_its_own_name(times: float, named: bool) -> None:
+    found = {defect.name for defect in catalogue(EVERYTHING, site="query", times=times)}  # of heads of 10
+    assert {"scale_missing", "scale_twice"} < found and ("scale_times" in found) is named
+
+
 def test_nan_is_no_dropout() -> None:
     once = said(Case())
     lost = once.outputs_PV.clone()
