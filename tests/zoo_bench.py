@@ -20,6 +20,8 @@ class Bench:
 
     Attributes:
         layers: those to be spoilt.
+        dtype: of the weights.
+        is_half: whether that is less than float32, which RoPE and the scaling of queries are widened to.
     """
 
     def __init__(self, folder: Path, config: ModelConfig, layers: Iterable[int] | None = None) -> None:
@@ -28,6 +30,9 @@ class Bench:
         self.config = config
         self.layers = list(range(config.num_hidden_layers) if layers is None else layers)
         self._count = 0
+        dtype = self.value("model.embed_tokens.weight").dtype
+        assert dtype is not None
+        self.dtype, self.is_half = dtype, dtype != ir.DataType.FLOAT
 
     def value(self, name: str) -> ir.Value:
         """A value by its name: an input, an initializer or a node's output."""
@@ -71,6 +76,14 @@ class Bench:
         )
         self.graph.register_initializer(made)
         return made
+
+    def narrowed(self, value: ir.Value) -> ir.Value:
+        """A float32 value in the type of the weights."""
+        return self.add("Cast", value, to=int(self.dtype)) if self.is_half else value
+
+    def widened(self, value: Names) -> ir.Value:
+        """A value of any type in float32."""
+        return self.add("Cast", value, to=int(ir.DataType.FLOAT))
 
     def put(self, old: ir.Value, new: ir.Value) -> None:
         """Let everyone who used `old` use `new`; what `new` is itself made from stays."""

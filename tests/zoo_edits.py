@@ -15,7 +15,7 @@ from blockexport.models.block.rope import rope_table
 from tests.zoo_bench import Bench
 
 Spoil = Callable[[Bench], None]
-HALF, FLOAT = int(ir.DataType.FLOAT16), int(ir.DataType.FLOAT)
+HALF = int(ir.DataType.FLOAT16)
 
 
 def attribute(op_type: str, name: str, value: int | float, *, everywhere: bool = False) -> Spoil:
@@ -63,7 +63,8 @@ def rope_backwards(bench: Bench) -> None:
 
 def rope_on_v(bench: Bench) -> None:
     for node in bench.named("self_attn.transpose_2"):
-        bench.put(node.outputs[0], bench.add("RotaryEmbedding", node.outputs[0], "cos", "sin", "position_ids"))
+        turned = bench.add("RotaryEmbedding", bench.widened(node.outputs[0]), "cos", "sin", "position_ids")
+        bench.put(node.outputs[0], bench.narrowed(turned))
 
 
 def decode_position(by: int) -> Spoil:
@@ -203,8 +204,8 @@ def softmax_half(bench: Bench) -> None:
         )
         scores = bench.add("MatMul", query, bench.add("Transpose", keys, perm=[0, 1, 3, 2]))
         masked = bench.add("Where", mask, bench.add("Cast", scores, to=HALF), hidden)
-        weights = bench.add("Cast", bench.add("Softmax", masked, axis=-1), to=FLOAT)
-        bench.change(node, "MatMul", [weights, values])
+        weights = bench.widened(bench.add("Softmax", masked, axis=-1))
+        bench.change(node, "MatMul", [bench.narrowed(weights), values])
 
 
 def swap_projections(first: str, second: str) -> Spoil:
@@ -227,8 +228,11 @@ def qk_norm_after_rope(bench: Bench) -> None:
             layer = str(norm.outputs[0].name).split(".")[2]
             rotary = bench.node(f"model.layers.{layer}.self_attn.{turned}")
             bench.put(norm.outputs[0], bench.add("Identity", norm.inputs[0]))
-            users = list(rotary.outputs[0].uses())
-            norm.replace_input_with(0, rotary.outputs[0])
+            rotated = rotary.outputs[0]
+            if bench.is_half:
+                rotated = next(user.outputs[0] for user, _ in rotated.uses())
+            users = list(rotated.uses())
+            norm.replace_input_with(0, rotated)
             for user, index in users:
                 user.replace_input_with(index, norm.outputs[0])
 
@@ -248,12 +252,12 @@ def norm_half(bench: Bench) -> None:
         half = bench.add("Cast", x, to=HALF)
         mean = bench.add("ReduceMean", bench.add("Mul", half, half), bench.constant([-1]), keepdims=1)
         epsilon = bench.constant(node.attributes["epsilon"].as_float(), "float32")
-        root = bench.add("Sqrt", bench.add("Add", bench.add("Cast", mean, to=FLOAT), epsilon))
-        bench.change(node, "Mul", [bench.add("Div", x, root), gain])
+        root = bench.add("Sqrt", bench.add("Add", bench.widened(mean), epsilon))
+        bench.change(node, "Mul", [bench.narrowed(bench.add("Div", bench.widened(x), root)), gain])
 
 
 def gain_plus_one(bench: Bench) -> None:
-    one = bench.constant(1.0, "float32")
+    one = bench.narrowed(bench.constant(1.0, "float32"))
     for node in list(bench.nodes("RMSNormalization", everywhere=True)):
         node.replace_input_with(1, bench.add("Add", node.inputs[1], one))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -45,7 +45,9 @@ def build_cage(checkpoint: Checkpoint, folder: Path) -> Cage:
     return cage
 
 
-def compare(cage: Cage, bundle: Path, target: Path, *more: str) -> tuple[int, dict[str, Any]]:
+def compare(
+    cage: Cage, bundle: Path, target: Path, *more: str, codes: Sequence[int] = (0, 1)
+) -> tuple[int, dict[str, Any]]:
     """The command's exit code and its report, which it must have written in all three forms.
 
     The configs of the zoo have every option at once, which no file format of a single family can say: the source is
@@ -56,7 +58,7 @@ def compare(cage: Cage, bundle: Path, target: Path, *more: str) -> tuple[int, di
     opened = mock.patch("blockexport.compare.judged_source.open_checkpoint", return_value=cage.checkpoint)
     with opened, redirect_stdout(printed):
         code = main(arguments)
-    assert code in (0, 1), f"exit code {code}: {printed.getvalue()}"
+    assert code in codes, f"exit code {code}: {printed.getvalue()}"
     report: dict[str, Any] = json.loads((target / "report.json").read_text())
     assert json.loads(printed.getvalue()) == report
     assert report["tokens"]["prefill"] == PREFILL
