@@ -11,7 +11,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import floor_of
-from blockexport.compare.core.nudge import Nudges, looks, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.reference import Reference
 
 PROMPT = 24
@@ -48,7 +48,7 @@ def greedy(context: CheckContext) -> Outcome:
             for nudge, (outputs_PV,) in zip(nudges, runs, strict=True)
         ]
 
-    floors = (floor_of(runs, context.decoder.dtype) for runs in looks(errors_of_eager))
+    floors = (floor_of(runs, context.decoder.dtype) for runs in Looks(errors_of_eager))
     outcome = judge_stretch(context, f"{steps} greedy tokens", measure(logits_PV, expected_PV, positions), floors)
     return replace(outcome, figures={**outcome.figures, "prompt": prompt, "tokens": chosen.tolist()})
 

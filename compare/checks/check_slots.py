@@ -13,7 +13,7 @@ from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_errors
-from blockexport.compare.core.nudge import Nudges, looks, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
@@ -121,7 +121,7 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
     once = [[measure(given, wanted, positions)] for given, wanted in zip(cached, exact, strict=True)]
     usual = _usual_errors(context) if len(positions) < sum(CALLS) else [[] for _ in exact]
     errors = [measure(given, wanted, positions) for given, wanted in zip(written, exact, strict=True)]
-    for whole in looks(lambda nudges: _whole_errors(context, context.ids_S[: positions.stop], exact, nudges)):
+    for whole in Looks(lambda nudges: _whole_errors(context, context.ids_S[: positions.stop], exact, nudges)):
         runs = [one + list(more) for one, more in zip(once, zip(*whole, strict=True), strict=True)]
         outcome, doubtful = _furthest(context, errors, runs, usual)
         if not doubtful:
@@ -166,7 +166,7 @@ def _usual_errors(context: CheckContext) -> list[list[Errors]]:
     """
     ids_S = (context.ids_S[:1] + torch.arange(sum(CALLS))) % context.config.vocab_size
     exact = context.reference.keys_values(ids_S, progress=context.progress)[0]
-    whole = next(looks(lambda nudges: _whole_errors(context, ids_S, exact, nudges)))
+    whole = next(iter(Looks(lambda nudges: _whole_errors(context, ids_S, exact, nudges))))
     return [list(runs) for runs in zip(*whole, strict=True)]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.nudge import Nudges, looks, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.position_plan import Plan
 from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
@@ -81,8 +81,7 @@ class CheckContext:
         self.weights = weights
         self.graph = graph
         self.progress = progress
-        self._looks: list[list[list[Errors]]] = []
-        self._next_look = looks(self._whole_runs)
+        self._looks = Looks(self._whole_runs)
 
     def heard_by(self, progress: Progress) -> CheckContext:
         """Itself, with another listener from now on."""
@@ -165,10 +164,8 @@ class CheckContext:
         Of the judged sequence, or of a row, at some of its positions: those of a first look and, for an artifact that
         leaves their floor, those of a second (`nudge.py`). Both are made once, and the second only when asked for.
         """
-        for look in range(2):
-            if len(self._looks) == look:
-                self._looks.append(next(self._next_look))
-            yield [run[0 if row is None else 1 + row].select(positions) for run in self._looks[look]]
+        for look in self._looks:
+            yield [run[0 if row is None else 1 + row].select(positions) for run in look]
 
     def floors(self, cached: Errors) -> Iterator[Floor]:
         """The floor at the positions of `cached`, eager's errors in the calls that are judged; then a firmer one."""
@@ -209,7 +206,7 @@ class CheckContext:
         """The floor of the stretch `positions` along the plan's calls, from all runs that the checks have asked for."""
         floors = self.floors(self.eager_errors.select(positions))
         first = next(floors)
-        return first if len(self._looks) == 1 else next(floors)
+        return first if len(self._looks.made) == 1 else next(floors)
 
     @property
     def _plan_calls(self) -> list[range]:

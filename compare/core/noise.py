@@ -70,6 +70,11 @@ def _bearing(runs: Sequence[Errors]) -> float:
     return bearing if bearing >= 1 else float(len(squares_P))  # NaN where no run has an error, or one is not finite
 
 
+def outside(artifact: Errors, floor: Floor) -> list[int]:
+    """Positions where the artifact's largest error is over the limit, or no number."""
+    return [int(p) for p in artifact.positions_P[~(artifact.max_P <= MAX_FACTOR.value * floor.max_P)]]
+
+
 @dataclass(frozen=True)
 class FloorVerdict:
     """What a comparison with the floor found; the ratios are to be held against `rms_limit` and MAX_FACTOR."""
@@ -110,7 +115,7 @@ def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> Fl
         rms_limit=floor.rms_limit,
         max_ratio=float(ratio_P[worst]),
         worst=worst,
-        outside=int((~(ratio_P <= MAX_FACTOR.value)).sum()),
+        outside=len(outside(artifact, floor)),
         positions=len(ratio_P),
         not_finite=artifact.positions_P[~artifact.finite_P].tolist(),
         ties=artifact.positions_P[tie_P].tolist(),

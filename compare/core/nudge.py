@@ -11,7 +11,7 @@ such runs, and as many that move it by more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -65,13 +65,27 @@ Nudges = Sequence[Nudge | None]
 Result = TypeVar("Result")
 
 
-def looks(run: Callable[[Nudges], list[Result]]) -> Iterator[list[Result]]:
+class Looks(Generic[Result]):
     """What `run` makes of the runs that a floor needs, one as it is and `RUNS` that round anew; then, for a second
-    look, of these, `MORE_RUNS` of their kind and as many with larger nudges, which are made only when asked for."""
-    first = run((None, *(Nudge(seed) for seed in range(RUNS))))
-    yield first
-    more = range(RUNS, RUNS + MORE_RUNS)
-    yield first + run([kind(seed) for kind in (Nudge, LargeNudge) for seed in more])
+    look, of these, `MORE_RUNS` of their kind and as many with larger nudges. Each look is made once, and only when
+    asked for.
+
+    Attributes:
+        made: the looks made so far.
+    """
+
+    def __init__(self, run: Callable[[Nudges], list[Result]]) -> None:
+        self._run = run
+        self.made: list[list[Result]] = []
+
+    def __iter__(self) -> Iterator[list[Result]]:
+        if not self.made:
+            self.made.append(self._run((None, *(Nudge(seed) for seed in range(RUNS)))))
+        yield self.made[0]
+        if len(self.made) == 1:
+            more = range(RUNS, RUNS + MORE_RUNS)
+            self.made.append(self.made[0] + self._run([kind(seed) for kind in (Nudge, LargeNudge) for seed in more]))
+        yield self.made[1]
 
 
 def weight_of(nudge: Nudge | None) -> float:

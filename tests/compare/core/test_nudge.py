@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blockexport.compare.core.logit_distance import measure
-from blockexport.compare.core.nudge import LARGE, MORE_RUNS, RUNS, SHARE, LargeNudge, Nudge, Nudges, looks, weight_of
+from blockexport.compare.core.nudge import LARGE, MORE_RUNS, RUNS, SHARE, LargeNudge, Looks, Nudge, Nudges, weight_of
 from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 
@@ -61,12 +61,14 @@ def test_the_second_look_is_made_only_when_asked_for() -> None:
         made.append(len(nudges))
         return [weight_of(nudge) for nudge in nudges]
 
-    looked = looks(run)
+    looks = Looks(run)
+    looked = iter(looks)
     assert next(looked) == [1.0] * (1 + RUNS) and made == [1 + RUNS]
     assert next(looked) == [1.0] * (1 + RUNS + MORE_RUNS) + [1 / LARGE] * MORE_RUNS and made == [
         1 + RUNS,
         2 * MORE_RUNS,
     ]
+    assert list(looks) == looks.made and len(made) == 2
 
 
 def test_an_eighth_of_a_large_nudge_is_as_much_noise_as_a_small_one(tiny: Checkpoint) -> None:
