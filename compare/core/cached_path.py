@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from blockexport.compare.core.defect import NOTHING_WRONG, Defect, LayerBlock
+from blockexport.compare.core.nudge import Nudge
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.rope import rope_table, rope_table_rows
@@ -21,7 +22,6 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.progress import Progress, silent
 
-NUDGE = 8  # units in the last place: more than the noise that the layers add
 VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
 
 Past = tuple[torch.Tensor, torch.Tensor]
@@ -30,11 +30,15 @@ Past = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A defect, in which layers (None: all), and from which position on (in calls that start there or later)."""
+    """A defect, in which layers (None: all), and from which position on (in calls that start there or later).
+
+    With a nudge the run rounds anew.
+    """
 
     defect: Defect = NOTHING_WRONG
     layers: frozenset[int] | None = None
     first_position: int = 0
+    nudge: Nudge | None = None
 
     def acts(self, layer: int, call: range) -> bool:
         """Whether the defect is there in a layer during a call."""
@@ -43,7 +47,7 @@ class Case:
     def touches(self, layer: int) -> bool:
         """Whether a layer ever computes otherwise than it should."""
         inside = self.defect.in_blocks or self.defect.weights_of(layer) != layer
-        return inside and (self.layers is None or layer in self.layers)
+        return self.nudge is not None or (inside and (self.layers is None or layer in self.layers))
 
     @property
     def scope(self) -> str:
@@ -119,23 +123,19 @@ class CachedPath:
         positions: Sequence[int],
         progress: Progress = silent,
         *,
-        nudge: int | None = None,
         label: str = "explain: trying defects, layer",
     ) -> list[torch.Tensor]:
         """Outputs [len(positions), V] of each case in turn ([.., D] when headless).
 
         Layers before the first that a case touches are run once for all such cases.
-        With the seed `nudge` the embeddings are moved by a few units in their last place, so that anything near the
-        edge of a rounding goes over it.
         """
         layers = self.config.num_hidden_layers
         # Calls before any of the defects acts are the same for all cases, and are run once.
-        late = min((case.first_position for case in cases if case.defect is not NOTHING_WRONG), default=0)
+        starts = [case.first_position for case in cases if case.defect is not NOTHING_WRONG]
+        late = 0 if any(case.nudge is not None for case in cases) else min(starts, default=0)
         shared = [call for call in self.calls if call.start < late]
         begin = shared[-1].stop if shared else 0
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
-        if nudge is not None:
-            embedded = _nudged(embedded, nudge)
         head_TD, entering_TD = embedded[:begin], embedded[begin:]
         tails = [entering_TD for _ in cases]
         for layer in range(layers):
@@ -153,18 +153,21 @@ class CachedPath:
         return normed if self.headless else self._project(cases, normed)
 
     @torch.no_grad()
-    def caches(self) -> Iterator[Past]:
+    def caches(self, nudge: Nudge | None = None) -> Iterator[Past]:
         """Each layer's cache after all calls, with nothing wrong; one layer's is held at a time."""
         x_TD = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
         for layer in range(self.config.num_hidden_layers):
             block = make_block(self.checkpoint, layer, self.dtype)
-            x_TD, past = self._walk(block, block, self.calls, None, x_TD, self._empty())
+            entering_TD = x_TD if nudge is None else nudge(x_TD)
+            x_TD, past = self._walk(block, block, self.calls, None, entering_TD, self._empty())
             yield past
 
-    def run_clean(self, positions: Sequence[int], progress: Progress = silent) -> torch.Tensor:
+    def run_clean(
+        self, positions: Sequence[int], progress: Progress = silent, nudge: Nudge | None = None
+    ) -> torch.Tensor:
         """Outputs [len(positions), V] with nothing wrong."""
         label = f"explain: eager in {str(self.dtype).removeprefix('torch.')}, layer"
-        return self.run([Case()], positions, progress, label=label)[0]
+        return self.run([Case(nudge=nudge)], positions, progress, label=label)[0]
 
     def _empty(self) -> Past:
         shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)
@@ -188,6 +191,7 @@ class CachedPath:
     def _tail(self, block: LayerBlock, layer: int, case: Case, x_TD: torch.Tensor, past: Past) -> torch.Tensor:
         """A layer on the calls that the cases do not share."""
         calls = [call for call in self.calls if call.start >= self.calls[-1].stop - x_TD.shape[0]]
+        x_TD = x_TD if case.nudge is None else case.nudge(x_TD)
         other = case.defect.weights_of(layer)
         if other != layer:
             wrong = make_block(self.checkpoint, layer, self.dtype, weights_of=other)
@@ -232,8 +236,3 @@ class CachedPath:
                     if head == name:
                         out[:, start : start + VOCAB_BLOCK] = F.linear(x_PD, rows)
         return logits
-
-
-def _nudged(values: torch.Tensor, seed: int) -> torch.Tensor:
-    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=values.dtype)
-    return values * (1 + NUDGE * torch.finfo(values.dtype).eps * noise)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
 from blockexport.compare.core.cached_path import CachedPath
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_by, outside
+from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.progress import Progress, silent
@@ -15,10 +19,26 @@ from blockexport.runtime.decoder import Decoder
 
 
 @dataclass(frozen=True)
+class Ground:
+    """What outputs are held against.
+
+    Attributes:
+        positions: where.
+        exact: gives float64's outputs there, [P, V].
+        looks: gives eager's own errors in each of its runs; then those of more runs (`nudge.py`).
+    """
+
+    positions: Sequence[int]
+    exact: Callable[[], torch.Tensor]
+    looks: Callable[[], Iterable[list[Errors]]]
+
+
+@dataclass(frozen=True)
 class Evidence:
     """An artifact's outputs on some calls.
 
     Attributes:
+        checkpoint: the source.
         ids_S: the tokens.
         calls: the positions given in each call.
         positions: those whose outputs are here.
@@ -27,8 +47,10 @@ class Evidence:
         repeated_PV: the outputs of a second, equal run; None when there was none.
         headless: see `Decoder`; so is `last_logits_only`.
         progress: told of the layers of eager's runs.
+        ground: at these positions and more; made of eager's runs in these calls where there is none yet.
     """
 
+    checkpoint: Checkpoint
     ids_S: torch.Tensor
     calls: Sequence[range]
     positions: Sequence[int]
@@ -38,22 +60,70 @@ class Evidence:
     headless: bool = False
     last_logits_only: bool = False
     progress: Progress = field(default=silent, repr=False, compare=False)
-    _sound: dict[torch.dtype, torch.Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
+    ground: Ground | None = field(default=None, repr=False, compare=False)
 
     @property
     def dtype(self) -> torch.dtype:
         """The artifact's precision."""
         return self.outputs_PV.dtype
 
-    def path(self, checkpoint: Checkpoint, dtype: torch.dtype) -> CachedPath:
+    def path(self, dtype: torch.dtype) -> CachedPath:
         """Eager on the same calls."""
-        return CachedPath(checkpoint, dtype, self.ids_S, self.calls, self.max_sequence_length, headless=self.headless)
+        slots = self.max_sequence_length
+        return CachedPath(self.checkpoint, dtype, self.ids_S, self.calls, slots, headless=self.headless)
 
-    def sound(self, checkpoint: Checkpoint, dtype: torch.dtype) -> torch.Tensor:
-        """Outputs of the model with nothing wrong at `positions`, run once for each type."""
-        if dtype not in self._sound:
-            self._sound[dtype] = self.path(checkpoint, dtype).run_clean(self.positions, self.progress)
-        return self._sound[dtype]
+    @cached_property
+    def _ground(self) -> Ground:
+        if self.ground is not None:
+            return self.ground
+        kept: list[torch.Tensor] = []
+
+        def exact() -> torch.Tensor:
+            if not kept:
+                kept.append(self.path(torch.float64).run_clean(self.positions, self.progress))
+            return kept[0]
+
+        def errors(nudges: Nudges) -> list[Errors]:
+            path = self.path(self.dtype)
+            runs = (path.run_clean(self.positions, self.progress, nudge) for nudge in nudges)
+            return [
+                measure(run, exact(), self.positions).weighted(weight_of(nudge))
+                for run, nudge in zip(runs, nudges, strict=True)
+            ]
+
+        looks = Looks(errors)
+        return Ground(self.positions, exact, lambda: looks)
+
+    @cached_property
+    def exact_PV(self) -> torch.Tensor:
+        """Float64's outputs at `positions`."""
+        where = {p: i for i, p in enumerate(self._ground.positions)}
+        return self._ground.exact()[[where[p] for p in self.positions]]
+
+    @cached_property
+    def errors(self) -> Errors:
+        """The artifact's, against float64."""
+        return measure(self.outputs_PV, self.exact_PV, self.positions)
+
+    @cached_property
+    def _judged(self) -> tuple[FloorVerdict, Floor]:
+        runs = ([run.select(self.positions) for run in look] for look in self._ground.looks())
+        return judge_by(self.errors, (floor_of(look, self.dtype) for look in runs), has_top1=not self.headless)
+
+    @property
+    def floor(self) -> Floor:
+        """The noise floor, from as many of eager's runs as the artifact needs (`noise.judge_by`)."""
+        return self._judged[1]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the outputs leave the floor."""
+        return bool(self.positions) and not self._judged[0].passed
+
+    @property
+    def wrong(self) -> list[int]:
+        """The positions outside the floor."""
+        return outside(self.errors, self.floor)
 
     def thinned(self, count: int) -> Evidence:
         """At most about `count` of the positions, spread over all, the last one among them."""
@@ -63,14 +133,13 @@ class Evidence:
     def at(self, kept: Sequence[int]) -> Evidence:
         """The outputs at some of the positions, given by their index."""
         kept = list(kept)
-        made = replace(
+        return replace(
             self,
             positions=[self.positions[i] for i in kept],
             outputs_PV=self.outputs_PV[kept],
             repeated_PV=None if self.repeated_PV is None else self.repeated_PV[kept],
+            ground=self._ground,
         )
-        made._sound.update({dtype: outputs_PV[kept] for dtype, outputs_PV in self._sound.items()})
-        return made
 
 
 def gather(
@@ -97,6 +166,7 @@ def gather(
     first, kept = _run(decoder, checkpoint, ids_S, calls, positions, progress)
     again = _run(decoder, checkpoint, ids_S, calls, positions, progress)[0] if twice else None
     return Evidence(
+        checkpoint=checkpoint,
         ids_S=ids_S,
         calls=calls,
         positions=kept,

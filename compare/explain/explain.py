@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -12,16 +12,15 @@ from blockexport.compare.checks.check_constants import constants
 from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.core.check import CheckResult, Verdict
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.evidence import Evidence, gather
-from blockexport.compare.core.logit_distance import Errors, measure
-from blockexport.compare.core.noise import Floor, floor_of, judge_errors
+from blockexport.compare.core.evidence import Evidence, Ground, gather
+from blockexport.compare.core.logit_distance import Errors
+from blockexport.compare.core.noise import outside
 from blockexport.compare.core.position_plan import CHUNK
-from blockexport.compare.core.tolerances import MAX_FACTOR
-from blockexport.compare.explain.diagnose import Diagnosis, Hints, diagnose
-from blockexport.compare.explain.failing_calls import ALONG, FILE, no_walk, walk_of
+from blockexport.compare.explain.diagnose import Hints, diagnose
+from blockexport.compare.explain.diagnosis import Diagnosis
+from blockexport.compare.explain.failing_calls import ALONG, FILE, FailingCalls, no_walk, walk_of
 from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
-from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
@@ -136,8 +135,7 @@ class _Looker:
 
     def explain(self, evidence: Evidence, where: str = "") -> Explanation:
         """Place and cause of what is wrong in some calls that the artifact has just run."""
-        context, checkpoint = self.context, self.context.checkpoint
-        if not _judged(evidence, checkpoint)[1].finite:
+        if not evidence.floor.finite:
             note = "not located: eager PyTorch itself gives NaN or infinity here, so nothing can be held against it"
             return Explanation(None, None, note, where, file=self.file)
         slot = self.earlier_slot(evidence)
@@ -150,22 +148,22 @@ class _Looker:
         finite = evidence.at(evidence.outputs_PV.isfinite().all(-1).nonzero()[:, 0].tolist())
         lost = len(finite.positions) < len(evidence.positions)
         diagnosis, remarks = None, (_LOST,) if lost else ()
-        # On the judged sequence a check has failed by a floor of more runs than `_differs` knows.
-        if not (where or lost) or _differs(finite, checkpoint):
-            diagnosis, remarks = diagnose(checkpoint, finite, hints, context.progress), ()
+        # On the judged sequence a check has failed, by positions that need not all be in these calls.
+        if not (where or lost) or finite.differs:
+            diagnosis, remarks = diagnose(finite, hints), ()
         return Explanation(search, diagnosis, note, where, slot, self.file, remarks)
 
     def earlier_slot(self, evidence: Evidence) -> WrongSlot | None:
         """The first wrong slot, if there is one that was left before the outputs go wrong.
 
-        It costs two runs of eager, and says nothing new where one of the first calls is wrong: those are looked into
-        anyway.
+        It costs several runs of eager, and says nothing new where one of the first calls is wrong: those are looked
+        into anyway.
         """
-        first = _first_wrong(evidence, self.context.checkpoint)
+        first = next(iter(evidence.wrong), None)
         foreign = self.context.decoder.foreign
         if any(first in call for call in evidence.calls[:FIRST_CALLS]) or (foreign is not None and foreign.no_slots):
             return None
-        slot = first_wrong_slot(self.context.decoder, self.context.checkpoint, evidence)
+        slot = first_wrong_slot(self.context.decoder, evidence)
         return slot if slot is not None and (first is None or slot.stop <= first) else None
 
     def search(
@@ -174,11 +172,8 @@ class _Looker:
         """What Locate finds, or why it cannot look."""
         if self.graph is None:
             return None, self.note
-        checkpoint, progress = self.context.checkpoint, self.context.progress
         try:
-            return locate(
-                self.graph(), checkpoint, evidence, looked=looked, wrong_slot=wrong_slot, progress=progress
-            ), self.note
+            return locate(self.graph(), evidence, looked=looked, wrong_slot=wrong_slot), self.note
         except NotJudgedError as error:
             return None, str(error)
 
@@ -191,18 +186,18 @@ class _Looker:
                 remarks += [] if result.name in FILE else [f"{result.name}: not located; {no_walk(result.name)}"]
                 continue
             try:
-                evidence = self._gather(walk.ids_S, walk.calls, self._positions(result, walk.calls[-1].stop))
+                evidence = _gather(self.context, walk.calls, self._positions(result, walk), walk.ids_S)
             except ArtifactError as error:
                 remarks.append(f"{result.name}: not located; {error}")
                 continue
-            if _differs(evidence, self.context.checkpoint) or self.earlier_slot(evidence) is not None:
+            if evidence.differs or self.earlier_slot(evidence) is not None:
                 return self.explain(evidence, f"in the calls of {result.name} ({walk.what})")
             remarks.append(f"{result.name}: not located; {walk.within}")
         return Explanation(None, None, file=self.file, remarks=tuple(remarks))
 
-    def _positions(self, result: CheckResult, stop: int) -> list[int]:
+    def _positions(self, result: CheckResult, walk: FailingCalls) -> list[int]:
         """All positions, or in a long walk over a large vocabulary as many as memory has room for."""
-        config, headless = self.context.config, self.context.decoder.headless
+        config, headless, stop = self.context.config, self.context.decoder.headless, walk.calls[-1].stop
         width = config.hidden_size if headless else config.vocab_size
         step = -(-8 * width * stop // WATCHED_BYTES)
         said = {result.figures.get("worst_position"), *result.figures.get("not_finite", [])}
@@ -212,22 +207,8 @@ class _Looker:
         """A look into calls of an artifact that passes: the prompt, the step after it, one half way, the last."""
         context = self.context
         calls, looked = _sound_calls(context.plan.prefill, len(context.ids_S))
-        evidence = gather(
-            context.decoder,
-            context.checkpoint,
-            context.ids_S,
-            calls,
-            context.judged_positions,
-            progress=context.progress,
-        )
-        search, note = self.search(evidence, looked=looked)
+        search, note = self.search(_gather(context, calls, context.judged_positions, twice=False), looked=looked)
         return Explanation(search, None, note)
-
-    def _gather(self, ids_S: torch.Tensor, calls: Sequence[range], positions: Sequence[int]) -> Evidence:
-        context = self.context
-        return gather(
-            context.decoder, context.checkpoint, ids_S, calls, positions, twice=True, progress=context.progress
-        )
 
 
 def _sound_calls(prefill: int, length: int) -> tuple[list[range], list[range]]:
@@ -250,27 +231,6 @@ def _hints(search: Search, found: Location) -> Hints:
     return replace(hints, call=found.call, specimen=search.specimen, ends=ends)
 
 
-def _judged(evidence: Evidence, checkpoint: Checkpoint) -> tuple[Errors, Floor]:
-    """Errors and floor along some calls; the floor is eager's own error in the same calls."""
-    exact_PV, own_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
-    floor = floor_of([measure(own_PV, exact_PV, evidence.positions)], evidence.dtype)
-    return measure(evidence.outputs_PV, exact_PV, evidence.positions), floor
-
-
-def _differs(evidence: Evidence, checkpoint: Checkpoint) -> bool:
-    """Whether the outputs of some calls leave the floor."""
-    if not evidence.positions:
-        return False
-    return not judge_errors(*_judged(evidence, checkpoint), has_top1=not evidence.headless).passed
-
-
-def _first_wrong(evidence: Evidence, checkpoint: Checkpoint) -> int | None:
-    """The first position outside the floor."""
-    errors, floor = _judged(evidence, checkpoint)
-    outside = errors.positions_P[~(errors.max_P <= MAX_FACTOR.value * floor.max_P)].tolist()
-    return int(outside[0]) if outside else None
-
-
 def _evidence(context: CheckContext) -> Evidence:
     """The artifact's calls up to a few after the first one that goes wrong, with all their outputs.
 
@@ -280,14 +240,35 @@ def _evidence(context: CheckContext) -> Evidence:
     stray = context.artifact_walk.not_finite[:STRAY]
     errors = context.artifact_errors
     positions: Sequence[int] = errors.positions_P.tolist()
-    outside = errors.positions_P[~(errors.max_P <= MAX_FACTOR.value * context.floor(positions).max_P)].tolist()
-    first = min([*outside[:1], *stray], default=int(positions[0]))
+    first = min([*outside(errors, context.floor(positions))[:1], *stray], default=int(positions[0]))
     index = next((i for i, call in enumerate(calls) if first in call), 0)
     kept = calls[: index + 1 + CALLS_AFTER]
     length = max(PROMPT, first + 1)
     if index == 0 and length + CALLS_AFTER < len(calls[0]):
         kept = [range(length), *(range(p, p + 1) for p in range(length, length + CALLS_AFTER))]
     wanted = sorted({p for p in (*context.judged_positions, *stray) if p < kept[-1].stop})
-    return gather(
-        context.decoder, context.checkpoint, context.ids_S, kept, wanted, twice=True, progress=context.progress
-    )
+    return _gather(context, kept, wanted)
+
+
+def _gather(
+    context: CheckContext,
+    calls: Sequence[range],
+    positions: Sequence[int],
+    ids_S: torch.Tensor | None = None,
+    *,
+    twice: bool = True,
+) -> Evidence:
+    """What the artifact says on some calls, of the judged sequence where there are no other tokens.
+
+    Of its positions that were judged float64's outputs and eager's errors are there already.
+    """
+    ids_S = context.ids_S if ids_S is None else ids_S
+    said = gather(context.decoder, context.checkpoint, ids_S, calls, positions, twice=twice, progress=context.progress)
+    known = context.reference_positions
+    if ids_S is not context.ids_S or not set(said.positions) <= set(known):
+        return said
+
+    def looks() -> Iterator[list[Errors]]:
+        return ([context.eager_errors, *runs] for runs in context.runs(known))
+
+    return replace(said, ground=Ground(known, lambda: context.expected[0], looks))

@@ -1,13 +1,14 @@
 """The values inside a graph against eager, layer by layer, while the graph runs.
 
 Each layer is judged by itself: eager is given the stream and the cache that the artifact had on entering the layer, in
-float64 for the truth and in the artifact's precision for the floor. So errors do not add up over the layers, and every
-layer that is wrong by itself is seen. The values and weights of one layer are held at a time.
+float64 for the truth and in the artifact's precision for the floor, in several runs that round differently, as for
+every floor (`nudge.py`). So errors do not add up over the layers, and every layer that is wrong by itself is seen. The
+values and weights of one layer are held at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,20 +16,22 @@ import torch
 from torch.nn import functional as F
 
 from blockexport.compare.audits.site_map import SiteMap
-from blockexport.compare.core.cached_path import make_block
-from blockexport.compare.core.defect import output_tensor
+from blockexport.compare.core.cached_path import Past, make_block
+from blockexport.compare.core.defect import LayerBlock, final_norm, output_tensor
 from blockexport.compare.core.evidence import Evidence
+from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
-from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
-from blockexport.models.progress import Progress, silent
 
 LEAVING = ("mlp_residual", "cache_key", "cache_value")
 """The sites of what a layer leaves after."""
 
-Past = tuple[torch.Tensor, torch.Tensor]
+DOUBT = 10.0  # times the limit: a value further from eager's needs no second look
+
+Noise = dict[str, float]
+"""The relative error of one of eager's runs at each site."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class SiteError:
     def outside(self) -> bool:
         """Whether it leaves the floor (NaN does)."""
         return not self.absent and not self.error <= SITE_FACTOR.value * self.floor
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it leaves the floor by so little that it may be eager's luck: a firmer one must decide."""
+        return self.outside and self.error <= DOUBT * SITE_FACTOR.value * self.floor
 
 
 class Observed(Protocol):
@@ -91,24 +99,21 @@ class Inside:
     Args:
         decoder: the artifact's graph, telling its values.
         sites: of its graph.
-        checkpoint: the source.
-        evidence: tokens, calls and precision.
+        evidence: source, tokens, calls and precision.
     """
 
-    def __init__(self, decoder: Observed, sites: SiteMap, checkpoint: Checkpoint, evidence: Evidence) -> None:
-        self.decoder, self.sites, self.checkpoint, self.evidence = decoder, sites, checkpoint, evidence
-        self.config = checkpoint.config
+    def __init__(self, decoder: Observed, sites: SiteMap, evidence: Evidence) -> None:
+        self.decoder, self.sites, self.evidence = decoder, sites, evidence
+        self.checkpoint, self.config = evidence.checkpoint, evidence.checkpoint.config
         self.uses: dict[int, int] = {}
         self.specimen: Specimen | None = None
-        self._steps = evidence.path(checkpoint, torch.float64)
+        self._steps = evidence.path(torch.float64)
         self._wanted: dict[str, list[int]] = {}
         for layer, found in enumerate(sites.layers):
             for name in {*found.values(), sites.streams[layer]} - {None}:
                 self._wanted.setdefault(str(name), []).append(layer)
 
-    def look(
-        self, call: range, inputs_1S: torch.Tensor, progress: Progress = silent
-    ) -> tuple[torch.Tensor, list[SiteError]]:
+    def look(self, call: range, inputs_1S: torch.Tensor) -> tuple[torch.Tensor, list[SiteError]]:
         """Run a call: its outputs [S, V], and every value's error in the order of the forward pass."""
         pasts = [self.decoder.cache(layer) for layer in range(self.config.num_hidden_layers)]
         gathered: list[dict[str, torch.Tensor]] = [{} for _ in pasts]
@@ -123,7 +128,7 @@ class Inside:
                 gathered[layer][name] = value
                 if len(gathered[layer]) == due[layer]:
                     rows[layer] = self._layer(call, layer, gathered[layer], pasts[layer])
-                    progress("explain: layer", layer + 1, len(pasts))
+                    self.evidence.progress("explain: layer", layer + 1, len(pasts))
                     gathered[layer] = {}
 
         chunk = inputs_1S[:, call.start : call.stop]
@@ -142,14 +147,13 @@ class Inside:
     def _layer(self, call: range, layer: int, values: Mapping[str, torch.Tensor], past: Past) -> list[SiteError]:
         names = self.sites.layers[layer]
         entering_TD = values[str(self.sites.streams[layer])].reshape(-1, self.config.hidden_size)
-        truth, own = (self._eager(call, layer, entering_TD, past, t) for t in (torch.float64, self.evidence.dtype))
-        rows = [
-            self._row(call, layer, site, values[names[site]], truth[site], own[site])
-            if site in names
-            else SiteError(call, layer, site, 0.0, 0.0, absent=True)
-            for site in LAYER_SITES
-            if site not in self.sites.hidden[layer]
-        ]
+        exact, own = (make_block(self.checkpoint, layer, t) for t in (torch.float64, self.evidence.dtype))
+        truth = self._eager(exact, call, entering_TD, past)
+        looks = Looks(lambda nudges: self._noise(own, call, entering_TD, past, truth, nudges))
+        rows = self._firmly(call, layer, {site: values[name] for site, name in names.items()}, truth, looks)
+        missing = set(LAYER_SITES) - set(names) - self.sites.hidden[layer]
+        rows += [SiteError(call, layer, site, 0.0, 0.0, absent=True) for site in missing]
+        rows.sort(key=lambda row: LAYER_SITES.index(row.site))
         if self.sites.nodes is not None:
             rows = _borne_out(rows)
         at = next((i for i, row in enumerate(rows) if row.outside), None)
@@ -176,12 +180,21 @@ class Inside:
             if all(cache.shape == before.shape for cache, before in zip(leaving[1:], past, strict=True)):
                 self.specimen = Specimen(layer, call, entering_TD, past, leaving)
 
-    def _eager(
-        self, call: range, layer: int, x_TD: torch.Tensor, past: Past, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        block = make_block(self.checkpoint, layer, dtype)
-        step = self._steps.step(call, block.window)
+    def _eager(self, block: LayerBlock, call: range, x_TD: torch.Tensor, past: Past) -> dict[str, torch.Tensor]:
+        dtype, step = block.input_layernorm.weight.dtype, self._steps.step(call, block.window)
         return eager_sites(block, x_TD.to(dtype), step, past[0].to(dtype), past[1].to(dtype))
+
+    def _noise(
+        self,
+        block: LayerBlock,
+        call: range,
+        x_TD: torch.Tensor,
+        past: Past,
+        truth: Mapping[str, torch.Tensor],
+        nudges: Nudges,
+    ) -> list[Noise]:
+        runs = (self._eager(block, call, x_TD if nudge is None else nudge(x_TD), past) for nudge in nudges)
+        return [_noise_of(run, truth, weight_of(nudge)) for run, nudge in zip(runs, nudges, strict=True)]
 
     def _whose(self, layer: int, x_TD: torch.Tensor, q_TE: torch.Tensor) -> None:
         """Find the layer whose norm and q projection give what this one gave."""
@@ -194,11 +207,29 @@ class Inside:
             if relative_error(q_TE, F.linear(normed, weight, *bias)) < 16 * torch.finfo(self.evidence.dtype).eps:
                 self.uses[layer] = other
 
+    def _firmly(
+        self,
+        call: range,
+        layer: int | None,
+        values: Mapping[str, torch.Tensor],
+        truth: Mapping[str, torch.Tensor],
+        looks: Iterable[list[Noise]],
+    ) -> list[SiteError]:
+        """The values' errors by the first floor; by a second one, of more runs, where that leaves a doubt."""
+        for runs in looks:
+            rows = [
+                self._row(call, layer, site, got, truth[site], max(run[site] for run in runs))
+                for site, got in values.items()
+            ]
+            if not any(row.doubtful for row in rows):
+                break
+        return rows
+
     def _row(
-        self, call: range, layer: int | None, site: str, got: torch.Tensor, want: torch.Tensor, own: torch.Tensor
+        self, call: range, layer: int | None, site: str, got: torch.Tensor, want: torch.Tensor, noise: float
     ) -> SiteError:
         rounding = ROUNDING_RMS.value * torch.finfo(self.evidence.dtype).eps
-        floor = max(relative_error(own, want), rounding) if want.is_floating_point() else 0.0
+        floor = max(noise, rounding) if want.is_floating_point() else 0.0
         row = SiteError(call, layer, site, relative_error(got, want), floor)
         if not row.outside or got.numel() != want.numel():
             return row
@@ -212,7 +243,7 @@ class Inside:
         if got is None or self.evidence.headless:
             return []
         want = self.checkpoint.read(EMBEDDING)[self.evidence.ids_S[call.start : call.stop]].double()
-        return [self._row(call, None, "embedding", got, want, want.to(self.evidence.dtype))]
+        return [self._row(call, None, "embedding", got, want, relative_error(want.to(self.evidence.dtype), want))]
 
     def _exit(self, call: range, ends: Mapping[str, torch.Tensor], outputs_SV: torch.Tensor) -> list[SiteError]:
         """Final norm and head, on the stream as it left the last layer."""
@@ -221,20 +252,28 @@ class Inside:
             return []
         kept = len(outputs_SV)
         x_TD = leaving.reshape(-1, self.config.hidden_size)[-kept:]
-        (want, want_head), (own, own_head) = (self._ending(x_TD.to(t)) for t in (torch.float64, self.evidence.dtype))
-        if normed is None or normed is leaving:
-            norm_row = SiteError(call, None, "final_norm", 0.0, 0.0, absent=True)
-        else:
-            normed_TD = normed.reshape(-1, self.config.hidden_size)[-kept:]
-            norm_row = self._row(call, None, "final_norm", normed_TD, want, own)
-        return [norm_row, self._row(call, None, "head", outputs_SV, want_head, own_head)]
+        truth = self._ending(x_TD.double())
 
-    def _ending(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self.checkpoint.read(FINAL_NORM).to(x_TD.dtype)
-        normed = F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps)
+        def noise(nudges: Nudges) -> list[Noise]:
+            runs = (self._ending(x_TD if nudge is None else nudge(x_TD)) for nudge in nudges)
+            return [_noise_of(run, truth, weight_of(nudge)) for run, nudge in zip(runs, nudges, strict=True)]
+
+        if normed is None or normed is leaving:
+            absent, values = [SiteError(call, None, "final_norm", 0.0, 0.0, absent=True)], {}
+        else:
+            absent, values = [], {"final_norm": normed.reshape(-1, self.config.hidden_size)[-kept:]}
+        return absent + self._firmly(call, None, {**values, "head": outputs_SV}, truth, Looks(noise))
+
+    def _ending(self, x_TD: torch.Tensor) -> dict[str, torch.Tensor]:
+        normed = final_norm(x_TD, self.checkpoint.read(FINAL_NORM).to(x_TD.dtype), self.config.rms_norm_eps)
         if self.evidence.headless:
-            return normed, normed
-        return normed, F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
+            return {"final_norm": normed, "head": normed}
+        head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
+        return {"final_norm": normed, "head": head}
+
+
+def _noise_of(run: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor], weight: float) -> Noise:
+    return {site: weight * relative_error(run[site], want) for site, want in truth.items()}
 
 
 def _taken_for(row: SiteError, got: torch.Tensor, truth: Mapping[str, torch.Tensor]) -> str:

@@ -14,15 +14,11 @@ import torch
 
 from blockexport.compare.audits.site_map import SiteMap, map_sites
 from blockexport.compare.core.evidence import Evidence
-from blockexport.compare.core.logit_distance import measure
-from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.tolerances import MAX_FACTOR, REPLAYED, SITE_FACTOR
+from blockexport.compare.core.tolerances import REPLAYED, SITE_FACTOR
 from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
-from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
-from blockexport.models.progress import Progress, silent
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -152,40 +148,33 @@ class WatchedSites:
 
 def locate(
     graph: ReplayGraph | WatchedSites,
-    checkpoint: Checkpoint,
     evidence: Evidence,
     *,
     looked: Sequence[range] | None = None,
     wrong_slot: int | None = None,
-    progress: Progress = silent,
 ) -> Search:
     """Find the first difference.
 
     Args:
         graph: the artifact's graph, or a decoder of it that tells what it computes.
-        checkpoint: the source.
         evidence: what the artifact said, run by its backend.
         looked: calls to look into, all of them; by default the first calls and those from the first wrong output or
             slot on, up to the first that differs inside; and all calls where none of those does, since there is
             something to find.
         wrong_slot: the first slot of the cache known to be wrong after these calls.
-        progress: told of the calls done, and of the layers looked into.
     """
-    watched = graph if isinstance(graph, WatchedSites) else _replayed(graph, checkpoint, evidence)
+    watched = graph if isinstance(graph, WatchedSites) else _replayed(graph, evidence)
     ids_1S = evidence.ids_S[None]
-    inputs = checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
-    exact_PV, eager_PV = (evidence.sound(checkpoint, dtype) for dtype in (torch.float64, evidence.dtype))
-    floor = floor_of([measure(eager_PV, exact_PV, evidence.positions)], evidence.dtype)
-    error = measure(evidence.outputs_PV, exact_PV, evidence.positions)
-    inside = Inside(watched.decoder, watched.sites, checkpoint, evidence)
-    suspects = _suspects(evidence, exact_PV, floor, wrong_slot) if looked is None else list(looked)
-    walk = _walk(inside, evidence, inputs, suspects, progress, to_the_end=looked is not None)
+    inputs = evidence.checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
+    floor, inside = evidence.floor, Inside(watched.decoder, watched.sites, evidence)
+    suspects = _suspects(evidence, wrong_slot) if looked is None else list(looked)
+    walk = _walk(inside, evidence, inputs, suspects, to_the_end=looked is not None)
     distance = _distance(walk.replayed_PV, evidence)
     # Replay and artifact have each a noise of its own, so two sound ones are the root of two times as far apart.
-    reproduced = distance <= max(math.sqrt(2) * floor.rms_limit * floor.rms, REPLAYED.value * error.rms)
+    reproduced = distance <= max(math.sqrt(2) * floor.rms_limit * floor.rms, REPLAYED.value * evidence.errors.rms)
     if walk.location is None and looked is None and reproduced and len(suspects) < len(evidence.calls):
-        walk = _walk(inside, evidence, inputs, evidence.calls, progress)
-    mapping = tuple(inside.uses.get(i, i) for i in range(checkpoint.config.num_hidden_layers))
+        walk = _walk(inside, evidence, inputs, evidence.calls)
+    mapping = tuple(inside.uses.get(i, i) for i in range(inside.config.num_hidden_layers))
     seen = {row.call for row in walk.rows}
     return Search(
         location=walk.location,
@@ -199,10 +188,10 @@ def locate(
     )
 
 
-def _replayed(graph: ReplayGraph, checkpoint: Checkpoint, evidence: Evidence) -> WatchedSites:
-    slots, last = evidence.max_sequence_length, evidence.last_logits_only
-    decoder = ReplayDecoder(graph, checkpoint.config, evidence.dtype, slots, last_logits_only=last)
-    return WatchedSites(decoder, map_sites(graph.model.graph, checkpoint.config.num_hidden_layers))
+def _replayed(graph: ReplayGraph, evidence: Evidence) -> WatchedSites:
+    config, slots, last = evidence.checkpoint.config, evidence.max_sequence_length, evidence.last_logits_only
+    decoder = ReplayDecoder(graph, config, evidence.dtype, slots, last_logits_only=last)
+    return WatchedSites(decoder, map_sites(graph.model.graph, config.num_hidden_layers))
 
 
 @dataclass
@@ -219,7 +208,6 @@ def _walk(
     evidence: Evidence,
     inputs: torch.Tensor,
     suspects: Sequence[range],
-    progress: Progress,
     *,
     to_the_end: bool = False,
 ) -> _Walk:
@@ -228,9 +216,9 @@ def _walk(
     walk = _Walk(torch.full_like(evidence.outputs_PV, torch.nan))
     inside.decoder.reset(1)
     for done, call in enumerate(evidence.calls):
-        progress("explain: replaying, call", done, len(evidence.calls))
+        evidence.progress("explain: replaying, call", done, len(evidence.calls))
         if call in suspects and (walk.location is None or to_the_end):
-            outputs_SV, found = inside.look(call, inputs, progress)
+            outputs_SV, found = inside.look(call, inputs)
             walk.rows += found
             walk.location = walk.location or _named(_first(found), inside.sites)
         else:
@@ -238,7 +226,7 @@ def _walk(
         for row, position in enumerate(list(call)[-len(outputs_SV) :]):
             if position in where:
                 walk.replayed_PV[where[position]] = outputs_SV[row]
-    progress("explain: replaying, call", len(evidence.calls), len(evidence.calls))
+    evidence.progress("explain: replaying, call", len(evidence.calls), len(evidence.calls))
     return walk
 
 
@@ -257,11 +245,9 @@ def _specimen_at(location: Location | None, inside: Inside) -> Specimen | None:
     return found if (found.layer, found.call.start) == (location.layer, location.call) else None
 
 
-def _suspects(evidence: Evidence, exact_PV: torch.Tensor, floor: Floor, wrong_slot: int | None) -> list[range]:
+def _suspects(evidence: Evidence, wrong_slot: int | None) -> list[range]:
     """Calls worth a look: the first ones, and those from the first wrong output or slot on."""
-    errors = measure(evidence.outputs_PV, exact_PV, evidence.positions)
-    wrong_P = ~(errors.max_P <= MAX_FACTOR.value * floor.max_P)
-    wrong = errors.positions_P[wrong_P].tolist()[:1] + ([] if wrong_slot is None else [wrong_slot])
+    wrong = evidence.wrong[:1] + ([] if wrong_slot is None else [wrong_slot])
     calls = list(evidence.calls)
     first = next((i for i, call in enumerate(calls) if wrong and min(wrong) in call), 0)
     return [*calls[:FIRST_CALLS], *calls[first:]]

@@ -15,8 +15,8 @@ import torch
 from blockexport.compare.core.cached_path import CachedPath, Past, defective, make_block
 from blockexport.compare.core.defect import Defect, LayerBlock
 from blockexport.compare.core.evidence import Evidence
+from blockexport.compare.core.nudge import Looks, Nudge, Nudges
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.progress import Progress
 
 Values = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The stream [T, D] that leaves a layer, and its keys and values [1, K, M, H] after the call."""
@@ -56,28 +56,30 @@ class Trace:
     effect: float
 
 
-def screen(
-    specimen: Specimen, checkpoint: Checkpoint, evidence: Evidence, defects: Sequence[Defect], progress: Progress
-) -> list[Trace]:
+def screen(specimen: Specimen, evidence: Evidence, defects: Sequence[Defect]) -> list[Trace]:
     """Try those of `defects` that change the specimen's layer, in float32."""
-    layer, path = specimen.layer, evidence.path(checkpoint, torch.float32)
+    checkpoint, layer, path = evidence.checkpoint, specimen.layer, evidence.path(torch.float32)
     blocks = {t: make_block(checkpoint, layer, t) for t in (torch.float64, torch.float32, evidence.dtype)}
-    exact, clean, own = (_run(blocks[t], specimen, path, t) for t in (torch.float64, torch.float32, evidence.dtype))
+    exact, clean = (_run(blocks[t], specimen, path, t) for t in (torch.float64, torch.float32))
     sizes = _sizes(exact, specimen.call)
-    noise = _apart(own, exact, sizes)
-    found = []
+
+    def noise_of(nudges: Nudges) -> list[float]:
+        own = blocks[evidence.dtype]
+        return [_apart(_run(own, specimen, path, evidence.dtype, nudge), exact, sizes) for nudge in nudges]
+
+    noise, found = max(next(iter(Looks(noise_of)))), list[Trace]()
     for done, defect in enumerate(defects):
-        progress("explain: trying defects in one layer, defect", done, len(defects))
+        evidence.progress("explain: trying defects in one layer, defect", done, len(defects))
         block = _wrong(checkpoint, blocks[torch.float32], layer, defect)
         if block is None:
             continue
         outputs = _run(block, specimen, path, torch.float32)
-        left = _share(_apart(specimen.leaving, outputs, sizes), _apart(specimen.leaving, clean, sizes))
+        left = share_of(_apart(specimen.leaving, outputs, sizes), _apart(specimen.leaving, clean, sizes))
         if defect.coarse:
             left = min(left, _usual_share(specimen.leaving[0], outputs[0], clean[0]))
         effect = _apart(outputs, clean, sizes)
         found.append(Trace(defect, left, effect / noise if noise else float("inf")))
-    progress("explain: trying defects in one layer, defect", len(defects), len(defects))
+    evidence.progress("explain: trying defects in one layer, defect", len(defects), len(defects))
     return found
 
 
@@ -90,9 +92,13 @@ def _wrong(checkpoint: Checkpoint, block: LayerBlock, layer: int, defect: Defect
 
 
 @torch.no_grad()
-def _run(block: LayerBlock, specimen: Specimen, path: CachedPath, dtype: torch.dtype) -> Values:
+def _run(
+    block: LayerBlock, specimen: Specimen, path: CachedPath, dtype: torch.dtype, nudge: Nudge | None = None
+) -> Values:
     key, value = (past.to(dtype) for past in specimen.past)
-    out_TD, key, value = block(specimen.entering_TD.to(dtype), path.step(specimen.call, block.window), key, value)
+    x_TD = specimen.entering_TD.to(dtype)
+    x_TD = x_TD if nudge is None else nudge(x_TD)
+    out_TD, key, value = block(x_TD, path.step(specimen.call, block.window), key, value)
     return out_TD, key, value
 
 
@@ -119,10 +125,11 @@ def _usual_share(got_TD: torch.Tensor, output_TD: torch.Tensor, clean_TD: torch.
     def middle(other_TD: torch.Tensor) -> float:
         return float((got_TD.double() - other_TD.double()).norm(dim=-1).median())
 
-    return _share(middle(output_TD), middle(clean_TD))
+    return share_of(middle(output_TD), middle(clean_TD))
 
 
-def _share(part: float, whole: float) -> float:
+def share_of(part: float, whole: float) -> float:
+    """What a part is of the whole; infinite where either is no number, or the whole is nothing."""
     share = part / whole if whole > 0 else float("inf")
     return share if share == share else float("inf")
 

@@ -6,15 +6,16 @@ outputs at all. What is stored tells the call to look into.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from blockexport.compare.core.cached_path import Past
 from blockexport.compare.core.evidence import Evidence
-from blockexport.compare.core.logit_distance import measure
-from blockexport.compare.core.noise import floor_of
-from blockexport.compare.core.tolerances import MAX_FACTOR
-from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.noise import floor_of, judge_by, outside
+from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.runtime.decoder import Decoder
 
 
@@ -46,27 +47,42 @@ class WrongSlot:
         )
 
 
-def first_wrong_slot(decoder: Decoder, checkpoint: Checkpoint, evidence: Evidence) -> WrongSlot | None:
+def first_wrong_slot(decoder: Decoder, evidence: Evidence) -> WrongSlot | None:
     """The first slot outside the floor; the floor is eager's own error along the same calls, slot by slot.
 
     Args:
         decoder: the artifact, after the calls of `evidence`.
-        checkpoint: the source, read layer by layer.
-        evidence: tokens, calls and precision.
+        evidence: source, tokens, calls and precision.
     """
-    stop = evidence.calls[-1].stop
-    paths = [evidence.path(checkpoint, dtype).caches() for dtype in (torch.float64, evidence.dtype)]
-    found: list[WrongSlot] = []
-    for layer, (exact, own) in enumerate(zip(*paths, strict=True)):
+    stop, given = evidence.calls[-1].stop, dict[int, list[Errors]]()
+
+    def errors_of_eager(nudges: Nudges) -> list[Sequence[list[Errors]]]:
+        """Of each run, those of each layer's keys and values; the artifact's on the way, one layer being held."""
+        exact, own = evidence.path(torch.float64), evidence.path(evidence.dtype)
+        found = []
+        for layer, (wanted, *pasts) in enumerate(zip(exact.caches(), *map(own.caches, nudges), strict=True)):
+            given[layer] = _errors(decoder.cache(layer), wanted, stop)
+            found.append([_errors(past, wanted, stop, weight_of(n)) for past, n in zip(pasts, nudges, strict=True)])
+        return list(zip(*found, strict=True))
+
+    looks, wrong = Looks(errors_of_eager), list[WrongSlot]()
+    next(iter(looks))  # and with them `given`
+    for layer in range(evidence.checkpoint.config.num_hidden_layers):
         for i, kind in enumerate(("keys", "values")):
-            given, wanted, noisy = (_rows(past[i], stop) for past in (decoder.cache(layer), exact, own))
-            errors = measure(given, wanted, range(stop))
-            floor = floor_of([measure(noisy, wanted, range(stop))], evidence.dtype)
-            outside = (~(errors.max_P <= MAX_FACTOR.value * floor.max_P)).nonzero()[:, 0].tolist()
-            if outside:
-                call = next(call for call in evidence.calls if outside[0] in call)
-                found.append(WrongSlot(outside[0], layer, kind, call.start, call.stop))
-    return min(found, default=None)
+            floors = (floor_of([run[layer][i] for run in look], evidence.dtype) for look in looks)
+            _, floor = judge_by(given[layer][i], floors, has_top1=False)
+            for position in outside(given[layer][i], floor)[:1]:
+                call = next(call for call in evidence.calls if position in call)
+                wrong.append(WrongSlot(position, layer, kind, call.start, call.stop))
+    return min(wrong, default=None)
+
+
+def _errors(given: Past, wanted: Past, stop: int, weight: float = 1.0) -> list[Errors]:
+    """Of keys and of values, in the first slots."""
+    return [
+        measure(_rows(got, stop), _rows(want, stop), range(stop)).weighted(weight)
+        for got, want in zip(given, wanted, strict=True)
+    ]
 
 
 def _rows(cache_BKMH: torch.Tensor, stop: int) -> torch.Tensor:

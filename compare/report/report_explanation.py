@@ -35,7 +35,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockexport.compare.explain.diagnose import Diagnosis, TriedDefect
+    from blockexport.compare.explain.diagnosis import Diagnosis, TriedDefect
     from blockexport.compare.explain.explain import Explanation
     from blockexport.compare.explain.graph_values import SiteError
     from blockexport.compare.explain.locate import Location

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    import torch
 
 LIMIT = 1 << 30  # bytes: all of a model of 250 million parameters in float32, a few layers of a large one
 
@@ -33,7 +30,8 @@ class KeptTensors(Checkpoint):
         """See `Checkpoint.read`. The tensor is not the reader's alone: it must not be written to."""
         if name in self._kept:
             return self._kept[name]
-        tensor = self._checkpoint.read(name)
+        with torch.inference_mode(mode=False):  # the next reader may not be in it
+            tensor = self._checkpoint.read(name)
         size = tensor.numel() * tensor.element_size()
         if self.entries[name].location is None and size <= self._left:
             self._left -= size

@@ -47,7 +47,7 @@ def evidence(folder: Path, backend: str = "onnxruntime") -> Evidence:
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "headless", "last"])
 def test_a_sound_file_has_nothing_to_locate(bundles: dict[str, Path], name: str) -> None:
-    search = locate(ReplayGraph.load(bundles[name] / ONNX_FILE), CHECKPOINT, evidence(bundles[name]), looked=CALLS)
+    search = locate(ReplayGraph.load(bundles[name] / ONNX_FILE), evidence(bundles[name]), looked=CALLS)
     assert search.location is None and search.reproduced and search.confined is None
     assert search.mapping == (0, 1, 2)
     seen = {row.site for row in search.rows if not row.absent}
@@ -85,9 +85,7 @@ def test_sites_are_found_without_names(bundles: dict[str, Path]) -> None:
     # Values inside a head's way to the cache have no role of their own; all others are found.
     for with_names, without in zip(named.layers, found.layers, strict=True):
         assert set(with_names) - set(without) == {"q_heads", "k_heads", "q_rope"}
-    search = locate(
-        ReplayGraph(nameless(bundles["fp32"]), bundles["fp32"]), CHECKPOINT, evidence(bundles["fp32"]), looked=CALLS
-    )
+    search = locate(ReplayGraph(nameless(bundles["fp32"]), bundles["fp32"]), evidence(bundles["fp32"]), looked=CALLS)
     assert search.location is None and search.reproduced
 
 
@@ -111,7 +109,7 @@ def test_the_place_is_found_with_and_without_names(
     spoil(bench)  # type: ignore[operator]
     folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
     model = ir.load(folder / ONNX_FILE) if names else nameless(folder)
-    search = locate(ReplayGraph(model, folder), CHECKPOINT, evidence(folder))
+    search = locate(ReplayGraph(model, folder), evidence(folder))
     assert search.location is not None and search.reproduced
     assert (search.location.position, search.location.layer) == (position, 1)
     assert search.location.site in (sites if names else roles)
@@ -124,7 +122,7 @@ def test_a_backend_that_does_something_else_is_said(bundles: dict[str, Path]) ->
     """The file is sound and the outputs are not: the replay cannot speak for them."""
     honest = evidence(bundles["fp32"])
     other = replace(honest, outputs_PV=honest.outputs_PV * 1.01)
-    search = locate(ReplayGraph.load(bundles["fp32"] / ONNX_FILE), CHECKPOINT, other)
+    search = locate(ReplayGraph.load(bundles["fp32"] / ONNX_FILE), other)
     assert search.location is None and not search.reproduced and search.ratio > 1000
     assert search.sentence.startswith("the replay does not reproduce the artifact's outputs")
 
@@ -134,7 +132,7 @@ def test_not_a_number_is_a_difference(bundles: dict[str, Path], tmp_path: Path) 
     node = bench.node("model.layers.2.mlp.down_proj.linear")
     bench.become(node, bench.add("Mul", node.outputs[0], bench.constant(float("nan"), "float32")))
     folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
-    search = locate(ReplayGraph.load(folder / ONNX_FILE), CHECKPOINT, evidence(folder))
+    search = locate(ReplayGraph.load(folder / ONNX_FILE), evidence(folder))
     assert search.reproduced and search.location is not None
     assert (search.location.layer, search.location.site) == (2, "down_proj")
     assert search.sentence == "first difference at position 0: layer 2, down projection, which is NaN or infinite"
@@ -147,7 +145,7 @@ def test_the_first_infinity_behind_the_first_difference_is_said(bundles: dict[st
         node = bench.node(f"model.layers.1.mlp.{name}.linear")
         bench.become(node, bench.add("Mul", node.outputs[0], bench.constant(factor, "float32")))
     folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
-    search = locate(ReplayGraph.load(folder / ONNX_FILE), CHECKPOINT, evidence(folder))
+    search = locate(ReplayGraph.load(folder / ONNX_FILE), evidence(folder))
     assert search.location is not None and search.location.site == "gate_proj" and search.location.finite
     assert "it is 1e+30 times eager's" in search.sentence
     assert search.sentence.endswith("the first NaN or infinity is in layer 1, activation of the MLP")
@@ -172,14 +170,14 @@ def test_a_call_without_wrong_outputs_is_looked_into(bundles: dict[str, Path], t
     folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
     decoder = open_decoder(folder, threads=1, verify="nothing")
     silent = gather(decoder, CHECKPOINT, IDS, CALLS, [*range(9), 12])
-    slot = first_wrong_slot(decoder, CHECKPOINT, silent)
+    slot = first_wrong_slot(decoder, silent)
     assert slot == WrongSlot(10, 0, "keys", 9, 12)
     assert slot.sentence == (
         "the first wrong slot of the cache is 10, in the keys of layer 0, left by the call of positions 9 to 11"
     )
     graph = ReplayGraph.load(folder / ONNX_FILE)
     for known, calls in ((10, [0, 7, 9]), (None, [0, 7, 8, 9])):  # in the second case after a first, vain look
-        search = locate(graph, CHECKPOINT, silent, wrong_slot=known)
+        search = locate(graph, silent, wrong_slot=known)
         assert search.location is not None
         assert (search.location.position, search.location.call, search.location.layer) == (10, 9, 0)
         assert search.location.site == "q_rope" and [call.start for call in search.looked] == calls
@@ -188,19 +186,19 @@ def test_a_call_without_wrong_outputs_is_looked_into(bundles: dict[str, Path], t
 def test_a_sound_cache_has_no_wrong_slot(bundles: dict[str, Path]) -> None:
     for name in ("fp32", "fp16"):
         decoder = open_decoder(bundles[name], threads=1, verify="nothing")
-        assert first_wrong_slot(decoder, CHECKPOINT, gather(decoder, CHECKPOINT, IDS, CALLS, range(13))) is None
+        assert first_wrong_slot(decoder, gather(decoder, CHECKPOINT, IDS, CALLS, range(13))) is None
 
 
 def test_where_nothing_differs_it_is_said_of_which_calls(bundles: dict[str, Path]) -> None:
     graph, said = ReplayGraph.load(bundles["fp32"] / ONNX_FILE), evidence(bundles["fp32"])
     nothing = "every value inside the graph stays within the floor in "
-    assert locate(graph, CHECKPOINT, said, looked=CALLS).sentence == nothing + "all 5 calls, up to position 12"
-    some = locate(graph, CHECKPOINT, said, looked=[CALLS[0], CALLS[3], CALLS[4]]).sentence
+    assert locate(graph, said, looked=CALLS).sentence == nothing + "all 5 calls, up to position 12"
+    some = locate(graph, said, looked=[CALLS[0], CALLS[3], CALLS[4]]).sentence
     assert some == nothing + "the calls looked into, 3 of 5 (positions 0 to 6, 9 to 11, 12)"
 
 
 def test_a_failure_without_a_place_is_not_said_to_be_within_the_floor(bundles: dict[str, Path]) -> None:
-    search = locate(ReplayGraph.load(bundles["fp32"] / ONNX_FILE), CHECKPOINT, evidence(bundles["fp32"]), looked=CALLS)
+    search = locate(ReplayGraph.load(bundles["fp32"] / ONNX_FILE), evidence(bundles["fp32"]), looked=CALLS)
     told = replace(search, failed=True).sentence
     assert told.startswith("no single operation is at fault") and "within the floor" not in told
     assert told.endswith("in all 5 calls, up to position 12; what leaves the floor is what they add up to")
@@ -211,7 +209,7 @@ def test_a_value_that_is_a_multiple_of_eagers_is_told_its_factor(bundles: dict[s
     for node in bench.named("self_attn.mul"):
         bench.become(node, bench.add("Mul", node.outputs[0], bench.constant(1.1, "float32")))
     folder = bench.save(tmp_path / "spoilt", bundles["fp32"])
-    search = locate(ReplayGraph.load(folder / ONNX_FILE), CHECKPOINT, evidence(folder))
+    search = locate(ReplayGraph.load(folder / ONNX_FILE), evidence(folder))
     assert search.location is not None and search.location.site == "query"
     assert "it is 1.1 times eager's" in search.sentence
 

@@ -32,6 +32,21 @@ def test_a_tensor_is_made_once() -> None:
     assert set(source.reads) == set(kept.entries) and set(source.reads.values()) == {1}
 
 
+class Widened(Counted):
+    """Made at each reading, as from another type."""
+
+    def read(self, name: str) -> torch.Tensor:
+        return super().read(name) * 1.0
+
+
+def test_what_the_reference_read_can_be_weights_of_a_block() -> None:
+    """Reading in inference mode makes tensors that are of no use outside of it."""
+    kept = KeptTensors(Widened())
+    with torch.inference_mode():
+        tensors = [kept.read(name) for name in kept.entries]
+    assert not any(tensor.is_inference() for tensor in tensors)
+
+
 def test_beyond_the_limit_nothing_is_kept_and_nothing_is_dropped() -> None:
     source = Counted()
     first, second = list(source.entries)[:2]
