@@ -8,8 +8,9 @@ values and weights of one layer are held at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,6 +24,7 @@ from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
+from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 
 LEAVING = ("mlp_residual", "cache_key", "cache_value")
@@ -30,8 +32,8 @@ LEAVING = ("mlp_residual", "cache_key", "cache_value")
 
 DOUBT = 10.0  # times the limit: a value further from eager's needs no second look
 
-Noise = dict[str, float]
-"""The relative error of one of eager's runs at each site."""
+Values = dict[str, torch.Tensor]
+"""Eager's, by site."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,16 @@ class Inside:
     def _layer(self, call: range, layer: int, values: Mapping[str, torch.Tensor], past: Past) -> list[SiteError]:
         names = self.sites.layers[layer]
         entering_TD = values[str(self.sites.streams[layer])].reshape(-1, self.config.hidden_size)
+        seen = [site for site in LAYER_SITES if site not in self.sites.hidden[layer]]
         exact, own = (make_block(self.checkpoint, layer, t) for t in (torch.float64, self.evidence.dtype))
-        truth = self._eager(exact, call, entering_TD, past)
-        looks = Looks(lambda nudges: self._noise(own, call, entering_TD, past, truth, nudges))
-        rows = self._firmly(call, layer, {site: values[name] for site, name in names.items()}, truth, looks)
-        missing = set(LAYER_SITES) - set(names) - self.sites.hidden[layer]
-        rows += [SiteError(call, layer, site, 0.0, 0.0, absent=True) for site in missing]
-        rows.sort(key=lambda row: LAYER_SITES.index(row.site))
+        rows, truth = self._rows(
+            call,
+            layer,
+            {site: values[names[site]] if site in names else None for site in seen},
+            entering_TD,
+            partial(self._eager, exact, call, past),
+            partial(self._eager, own, call, past),
+        )
         if self.sites.nodes is not None:
             rows = _borne_out(rows)
         at = next((i for i, row in enumerate(rows) if row.outside), None)
@@ -180,21 +185,9 @@ class Inside:
             if all(cache.shape == before.shape for cache, before in zip(leaving[1:], past, strict=True)):
                 self.specimen = Specimen(layer, call, entering_TD, past, leaving)
 
-    def _eager(self, block: LayerBlock, call: range, x_TD: torch.Tensor, past: Past) -> dict[str, torch.Tensor]:
-        dtype, step = block.input_layernorm.weight.dtype, self._steps.step(call, block.window)
-        return eager_sites(block, x_TD.to(dtype), step, past[0].to(dtype), past[1].to(dtype))
-
-    def _noise(
-        self,
-        block: LayerBlock,
-        call: range,
-        x_TD: torch.Tensor,
-        past: Past,
-        truth: Mapping[str, torch.Tensor],
-        nudges: Nudges,
-    ) -> list[Noise]:
-        runs = (self._eager(block, call, x_TD if nudge is None else nudge(x_TD), past) for nudge in nudges)
-        return [_noise_of(run, truth, weight_of(nudge)) for run, nudge in zip(runs, nudges, strict=True)]
+    def _eager(self, block: LayerBlock, call: range, past: Past, x_TD: torch.Tensor) -> Values:
+        step = self._steps.step(call, block.window)
+        return eager_sites(block, x_TD, step, past[0].to(x_TD.dtype), past[1].to(x_TD.dtype))
 
     def _whose(self, layer: int, x_TD: torch.Tensor, q_TE: torch.Tensor) -> None:
         """Find the layer whose norm and q projection give what this one gave."""
@@ -207,23 +200,38 @@ class Inside:
             if relative_error(q_TE, F.linear(normed, weight, *bias)) < 16 * torch.finfo(self.evidence.dtype).eps:
                 self.uses[layer] = other
 
-    def _firmly(
+    def _rows(
         self,
         call: range,
         layer: int | None,
-        values: Mapping[str, torch.Tensor],
-        truth: Mapping[str, torch.Tensor],
-        looks: Iterable[list[Noise]],
-    ) -> list[SiteError]:
-        """The values' errors by the first floor; by a second one, of more runs, where that leaves a doubt."""
-        for runs in looks:
+        values: Mapping[str, torch.Tensor | None],
+        x_TD: torch.Tensor,
+        exact: Callable[[torch.Tensor], Values],
+        own: Callable[[torch.Tensor], Values],
+    ) -> tuple[list[SiteError], Values]:
+        """The errors of what was made of a stream, and float64's values; None is a value that the graph lacks.
+
+        They are held against a first floor, and against a second one, of more runs, where that leaves a doubt.
+        """
+        truth, narrow_TD = exact(x_TD.double()), x_TD.to(self.evidence.dtype)
+
+        def noise(nudges: Nudges) -> list[dict[str, float]]:
+            runs = (own(narrow_TD if nudge is None else nudge(narrow_TD)) for nudge in nudges)
+            return [
+                {site: weight_of(nudge) * relative_error(run[site], want) for site, want in truth.items()}
+                for run, nudge in zip(runs, nudges, strict=True)
+            ]
+
+        for runs in Looks(noise):
             rows = [
-                self._row(call, layer, site, got, truth[site], max(run[site] for run in runs))
+                SiteError(call, layer, site, 0.0, 0.0, absent=True)
+                if got is None
+                else self._row(call, layer, site, got, truth[site], max(run[site] for run in runs))
                 for site, got in values.items()
             ]
             if not any(row.doubtful for row in rows):
                 break
-        return rows
+        return rows, truth
 
     def _row(
         self, call: range, layer: int | None, site: str, got: torch.Tensor, want: torch.Tensor, noise: float
@@ -233,10 +241,10 @@ class Inside:
         row = SiteError(call, layer, site, relative_error(got, want), floor)
         if not row.outside or got.numel() != want.numel():
             return row
-        given = _aligned(got, want)
-        position = _first_position(given, want, SITE_FACTOR.value * floor, call)
+        given = aligned(got, want)
+        position = first_position(given, want, SITE_FACTOR.value * floor, call)
         finite = not want.is_floating_point() or bool(given.isfinite().all() or not want.isfinite().all())
-        return replace(row, position=position, finite=finite, times=_times(given, want, SITE_FACTOR.value * floor))
+        return replace(row, position=position, finite=finite, times=times_of(given, want, SITE_FACTOR.value * floor))
 
     def _entry(self, call: range, ends: Mapping[str, torch.Tensor]) -> list[SiteError]:
         got = ends.get(str(self.sites.streams[0]))
@@ -252,28 +260,16 @@ class Inside:
             return []
         kept = len(outputs_SV)
         x_TD = leaving.reshape(-1, self.config.hidden_size)[-kept:]
-        truth = self._ending(x_TD.double())
+        hidden = None if normed is None or normed is leaving else normed.reshape(-1, self.config.hidden_size)[-kept:]
+        values = {"final_norm": hidden, "head": outputs_SV}
+        return self._rows(call, None, values, x_TD, self._ending, self._ending)[0]
 
-        def noise(nudges: Nudges) -> list[Noise]:
-            runs = (self._ending(x_TD if nudge is None else nudge(x_TD)) for nudge in nudges)
-            return [_noise_of(run, truth, weight_of(nudge)) for run, nudge in zip(runs, nudges, strict=True)]
-
-        if normed is None or normed is leaving:
-            absent, values = [SiteError(call, None, "final_norm", 0.0, 0.0, absent=True)], {}
-        else:
-            absent, values = [], {"final_norm": normed.reshape(-1, self.config.hidden_size)[-kept:]}
-        return absent + self._firmly(call, None, {**values, "head": outputs_SV}, truth, Looks(noise))
-
-    def _ending(self, x_TD: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _ending(self, x_TD: torch.Tensor) -> Values:
         normed = final_norm(x_TD, self.checkpoint.read(FINAL_NORM).to(x_TD.dtype), self.config.rms_norm_eps)
         if self.evidence.headless:
             return {"final_norm": normed, "head": normed}
         head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
         return {"final_norm": normed, "head": head}
-
-
-def _noise_of(run: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor], weight: float) -> Noise:
-    return {site: weight * relative_error(run[site], want) for site, want in truth.items()}
 
 
 def _taken_for(row: SiteError, got: torch.Tensor, truth: Mapping[str, torch.Tensor]) -> str:
@@ -298,47 +294,3 @@ def _borne_out(rows: list[SiteError]) -> list[SiteError]:
             excused |= set(part) & outside
     lost = {row.site for row in rows if row.error == float("inf")} - set(LEAVING)
     return [row for row in rows if row.site not in excused | lost]
-
-
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Length of the difference over the length of `want`; for masks the share of entries that differ; infinite where
-    shapes have nothing to do with each other."""
-    if got.numel() != want.numel():
-        return float("inf")
-    got = _aligned(got, want)
-    if not want.is_floating_point():
-        return float((got != want).double().mean())
-    size = float(want.double().norm())
-    return float((got.double() - want.double()).norm()) / (size or 1.0)
-
-
-def _aligned(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """A value in the shape of eager's, which has as many numbers."""
-    if got.shape == want.shape:
-        return got
-    if got.ndim == 4 and got.transpose(1, 2).shape == want.shape:
-        return got.transpose(1, 2)
-    return got.reshape(want.shape)
-
-
-def _first_position(got: torch.Tensor, want: torch.Tensor, limit: float, call: range) -> int:
-    """The first token's position whose share of a difference is over the limit; of a cache, the first such slot."""
-    axis = 0 if want.ndim == 2 else 2  # [T, D], [B, N, S, H], [B, K, M, H] or [B, 1, S, M]
-    wide, eager = (x.double().movedim(axis, 0).flatten(1) for x in (got, want))
-    error_T, size = (wide - eager).norm(dim=1), float(eager.norm()) / len(eager) ** 0.5
-    outside_T = ~(error_T <= limit * (size or 1.0))
-    first = int(outside_T.int().argmax()) if bool(outside_T.any()) else int(error_T.argmax())
-    if want.ndim == 4 and len(eager) != len(call):  # slots, of which a call may have written a neighbour's
-        return min(max(first, call.start), call.stop - 1)
-    return call.stop - len(eager) + first  # with the last logits only, the head's come from the end of the call
-
-
-def _times(got: torch.Tensor, want: torch.Tensor, limit: float) -> float | None:
-    """The factor between a value and eager's, where there is one but for noise."""
-    if not want.is_floating_point() or not bool(got.isfinite().all() and want.isfinite().all()):
-        return None
-    given, eager = got.double().flatten(), want.double().flatten()
-    size = float(eager @ eager)
-    factor = float(given @ eager) / size if size else 0.0
-    left = float((given - factor * eager).norm())
-    return factor if left <= limit * float(given.norm()) and factor else None

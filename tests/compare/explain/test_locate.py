@@ -12,9 +12,9 @@ import torch
 from blockexport.compare.audits.site_map import map_sites
 from blockexport.compare.core.cached_path import CachedPath, make_block
 from blockexport.compare.core.evidence import Evidence, gather
-from blockexport.compare.explain.graph_values import relative_error
 from blockexport.compare.explain.locate import locate
 from blockexport.compare.explain.sites import LABELS, LAYER_SITES, eager_sites
+from blockexport.compare.explain.value_distance import relative_error
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.io_names import past_names, present_names
