@@ -23,7 +23,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, require_judgeable
-from blockexport.runtime.foreign.foreign_graph import ForeignFile
+from blockexport.runtime.foreign.foreign_file import ForeignFile
 from blockexport.runtime.foreign.names import read_map
 from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer

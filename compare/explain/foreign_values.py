@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import onnx
 from onnx import helper
@@ -13,7 +14,7 @@ from blockexport.compare.explain.locate import WatchedSites
 from blockexport.compare.explain.sites import LAYER_SITES
 from blockexport.models.errors import NotJudgedError
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
-from blockexport.runtime.foreign.foreign_graph import ForeignFile
+from blockexport.runtime.foreign.foreign_file import ForeignFile
 
 _CACHES = ("cache_key", "cache_value")
 
@@ -26,7 +27,7 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
     """
     layers = decoder.config.num_hidden_layers
     found, files = [], []
-    for file in decoder.files:
+    for file in chain.from_iterable(file.branches() for file in decoder.files):
         model = onnx.ModelProto()
         model.CopyFrom(file.model)
         names = {**file.convention.names.inputs, **file.convention.names.outputs}
@@ -38,12 +39,10 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
             )
         _add_outputs(model, sites)
         found.append(sites)
-        files.append(ForeignFile(file.path, model, file.convention, edited=True))
+        files.append(ForeignFile(file.path, model, file.convention, edited=True, watched=_keys(sites)))
     watching = type(decoder)(files, decoder.config, decoder.max_sequence_length)
     watching.last_logits_only, watching.foreign, watching.in_turn = decoder.last_logits_only, decoder.foreign, True
-    watching.watched = {file.path: _keys(sites) for file, sites in zip(files, found, strict=True)}
-    first = next(i for i, file in enumerate(files) if file.path == decoder.first.path)
-    return WatchedSites(watching, _site_map(found, first, layers))
+    return WatchedSites(watching, _site_map(found, layers))
 
 
 def _add_outputs(model: onnx.ModelProto, sites: ForeignSites) -> None:
@@ -61,8 +60,8 @@ def _keys(sites: ForeignSites) -> dict[str, str]:
     return found | ({} if sites.final_norm is None else {"final_norm": sites.final_norm})
 
 
-def _site_map(found: list[ForeignSites], first: int, layers: int) -> SiteMap:
-    """The sites that all graphs show, and their nodes: those of graph `first` in the first call."""
+def _site_map(found: list[ForeignSites], layers: int) -> SiteMap:
+    """The sites that all graphs show, and their nodes: in the first call those of the last graph, the prompt's."""
     shown = [set.intersection(*(set(sites.layers[layer]) for sites in found)) for layer in range(layers)]
     made = SiteMap(
         layers=[{site: f"{layer}.{site}" for site in sites} for layer, sites in enumerate(shown)],
@@ -72,7 +71,7 @@ def _site_map(found: list[ForeignSites], first: int, layers: int) -> SiteMap:
     )
 
     def node(call: int, layer: int | None, site: str) -> str:
-        sites = found[first if call == 0 else 0]
+        sites = found[-1 if call == 0 else 0]
         ends = {"embedding": sites.streams[0], "final_norm": sites.final_norm or "", "head": sites.logits}
         return sites.makers.get(ends.get(site, "") if layer is None else sites.layers[layer].get(site, ""), "")
 

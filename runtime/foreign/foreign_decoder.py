@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -21,7 +19,8 @@ from blockexport.models.errors import ArtifactError, UsageError
 from blockexport.runtime.decoder import Decoder, Foreign, require_shape
 from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.foreign_convention import Cache
-from blockexport.runtime.foreign.foreign_graph import CallValues, DoesNotRunError, ForeignFile, ForeignGraph
+from blockexport.runtime.foreign.foreign_file import ForeignFile
+from blockexport.runtime.foreign.foreign_graph import CallValues, DoesNotRunError, ForeignGraph
 
 Observer = Callable[[str, torch.Tensor], None]
 
@@ -30,9 +29,8 @@ class ForeignDecoder(Decoder):
     """What all conventions have in common: the sessions, calls of one token, a trial run.
 
     Attributes:
-        observer: told of the values in `watched` after each run of a graph, and of the caches, by slot, each under a
-            key; None is nobody.
-        watched: by the graph's path, outputs beside logits and caches, by the key that they are told under.
+        observer: told of the values that a file has `watched` after each run of its graph, and of the caches, by slot,
+            each under a key; None is nobody.
         in_turn: caches are handed out as copies, which the next run leaves alone.
 
     Args:
@@ -44,7 +42,6 @@ class ForeignDecoder(Decoder):
 
     foreign: Foreign
     observer: Observer | None = None
-    watched: Mapping[Path, Mapping[str, str]] = MappingProxyType({})
     in_turn = False
 
     def __init__(self, files: Sequence[ForeignFile], config: ModelConfig, slots: int, threads: int = 0) -> None:
@@ -147,12 +144,12 @@ class ForeignDecoder(Decoder):
     def _names_watched(self, graph: ForeignGraph) -> list[str]:
         if self.observer is None:
             return []
-        return list(dict.fromkeys(self.watched.get(graph.path, {}).values()))
+        return list(dict.fromkeys(graph.watched.values()))
 
     def _tell(self, graph: ForeignGraph, seen: Mapping[str, torch.Tensor]) -> None:
         """Hand values of a run to the observer."""
         if self.observer is not None:
-            for key, name in self.watched.get(graph.path, {}).items():
+            for key, name in graph.watched.items():
                 self.observer(key, seen[name])
 
     def _tell_caches(self) -> None:

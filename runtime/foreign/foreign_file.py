@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
+from onnx import helper
 
 from blockexport.export.bundle.check_graph import PROTOBUF_BYTES
 from blockexport.export.bundle.model_bounds import check_bounds
@@ -13,6 +16,33 @@ from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_bytes, require_readable
 from blockexport.runtime.foreign.foreign_convention import ATTENTION, Convention, sizes_of
+from blockexport.runtime.foreign.names import USE_CACHE_BRANCH
+
+
+@dataclass(frozen=True)
+class ForeignFile:
+    """Another tool's file.
+
+    Attributes:
+        path: where it is.
+        model: its graph.
+        convention: how it is called.
+        edited: the model is not as it is in the file, so that the model is what runs.
+        watched: outputs beside logits and caches, by the key that they are told under.
+    """
+
+    path: Path
+    model: onnx.ModelProto
+    convention: Convention
+    edited: bool = False
+    watched: Mapping[str, str] = field(default_factory=dict)
+
+    def branches(self) -> list[ForeignFile]:
+        """The graph of the steps and that of the prompt, of a file that holds both; of another, the file alone."""
+        condition = self.convention.names.inputs.get(USE_CACHE_BRANCH)
+        if condition is None:
+            return [self]
+        return [replace(self, model=_taken(self.model, condition, name), edited=True) for name in _BRANCHES]
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -40,6 +70,40 @@ def read_model(path: Path) -> onnx.ModelProto:
                 )
             require_readable(path.parent / entry.value)
     return model
+
+
+_BRANCHES = ("then_branch", "else_branch")  # with a cache, and without
+
+
+def _taken(model: onnx.ModelProto, condition: str, branch: str) -> onnx.ModelProto:
+    """A copy of a model with one branch in the place of each If that asks for an input."""
+    taken = onnx.ModelProto()
+    taken.CopyFrom(model)
+    del taken.graph.node[:]
+    for node in model.graph.node:
+        if node.op_type != "If" or node.input[0] != condition:
+            taken.graph.node.append(node)
+            continue
+        body = next(item.g for item in node.attribute if item.name == branch)
+        taken.graph.initializer.extend(body.initializer)
+        taken.graph.node.extend(_inlined(body, node.output))
+    return taken
+
+
+def _inlined(body: onnx.GraphProto, outputs: Sequence[str]) -> Iterator[onnx.NodeProto]:
+    """The nodes of a branch, with the names that its outputs have outside."""
+    made = {name for node in body.node for name in node.output}
+    pairs = [(value.name, name) for value, name in zip(body.output, outputs, strict=True)]
+    names = {inner: name for inner, name in pairs if inner in made}
+    for node in body.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [names.get(name, name) for name in node.input]
+        copy.output[:] = [names.get(name, name) for name in node.output]
+        yield copy
+    for inner, name in pairs:
+        if names.get(inner) != name:  # from outside the branch, or one value for two outputs
+            yield helper.make_node("Identity", [names.get(inner, inner)], [name])
 
 
 def check_architecture(model: onnx.ModelProto, convention: Convention, config: ModelConfig, path: Path) -> None:

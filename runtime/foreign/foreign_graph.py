@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import onnx
 import torch
 
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
 from blockexport.runtime.foreign import names as roles
-from blockexport.runtime.foreign.foreign_convention import Convention, ForeignPort
+from blockexport.runtime.foreign.foreign_convention import ForeignPort
+from blockexport.runtime.foreign.foreign_file import ForeignFile
 from blockexport.runtime.onnx_session import open_session, ort, session_options
 
 _CAST = "InsertedPrecisionFreeCast_"  # what ONNX Runtime calls casts around an operator that it has no kernel for
@@ -21,23 +20,6 @@ _CAST = "InsertedPrecisionFreeCast_"  # what ONNX Runtime calls casts around an 
 
 class DoesNotRunError(ArtifactError):
     """ONNX Runtime loads a graph and fails while it runs it."""
-
-
-@dataclass(frozen=True)
-class ForeignFile:
-    """Another tool's file.
-
-    Attributes:
-        path: where it is.
-        model: its graph.
-        convention: how it is called.
-        edited: the model is not as it is in the file, so that the model is what runs.
-    """
-
-    path: Path
-    model: onnx.ModelProto
-    convention: Convention
-    edited: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +56,7 @@ class ForeignGraph:
 
     def __init__(self, file: ForeignFile, config: ModelConfig, threads: int = 0) -> None:
         self.path, self.model, self.convention, self.config = file.path, file.model, file.convention, config
+        self.watched = file.watched
         options, model = session_options(threads), str(file.path)
         content = file.model.SerializeToString() if file.edited else model
         if file.edited:

@@ -9,8 +9,7 @@ from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.runtime.foreign.foreign_convention import Cache, recognise
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
-from blockexport.runtime.foreign.foreign_file import check_architecture, read_model
-from blockexport.runtime.foreign.foreign_graph import ForeignFile
+from blockexport.runtime.foreign.foreign_file import ForeignFile, check_architecture, read_model
 from blockexport.runtime.foreign.growing_cache import GrowingCacheDecoder
 from blockexport.runtime.foreign.shared_cache import SharedCacheDecoder
 from blockexport.runtime.foreign.static_cache import StaticCacheDecoder

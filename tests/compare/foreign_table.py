@@ -95,7 +95,7 @@ def one_weight(path: Path, folder: Path) -> Path:
     def change(model: onnx.ModelProto) -> None:
         shapes = {(76, 42), (42, 76)}
         wide = [tensor for tensor in model.graph.initializer if tuple(tensor.dims) in shapes]
-        down = [tensor for tensor in wide if _is_down(model, tensor.name)][1]
+        down = [tensor for tensor in wide if any(_is_down(graph, tensor.name) for graph in _graphs(model))][1]
         values = numpy_helper.to_array(down).copy()
         values[3, 1] = values[3, 1] * 3 + 1
         down.CopyFrom(numpy_helper.from_array(values, down.name))
@@ -103,10 +103,15 @@ def one_weight(path: Path, folder: Path) -> Path:
     return changed(path, folder / path.parent.name / path.name, change)
 
 
-def _is_down(model: onnx.ModelProto, name: str) -> bool:
+def _graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+    """The graph, and the branches of an If in it."""
+    return [model.graph, *(item.g for node in model.graph.node if node.op_type == "If" for item in node.attribute)]
+
+
+def _is_down(graph: onnx.GraphProto, name: str) -> bool:
     """Whether a matrix takes what the activation makes."""
-    makers = {output: node for node in model.graph.node for output in node.output}
-    for node in model.graph.node:
+    makers = {output: node for node in graph.node for output in node.output}
+    for node in graph.node:
         if name in node.input and node.op_type in ("MatMul", "Gemm"):
             made_by = makers.get(node.input[0])
             return made_by is not None and made_by.op_type == "Mul" and _is_activation(made_by, makers)
@@ -161,8 +166,6 @@ def wrong_pair(wrong: str, convention: str, files: Files, source: Path, folder: 
         changes = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 9}
         return files, with_config(source, folder / "other", **changes)
     change = one_weight if wrong == "one weight" else swapped_caches
-    if convention == "optimum, merged":
-        return None  # what is wrong would be in one of its branches
     if convention == "DynamicCache" and wrong == "swapped caches":
         return None  # its outputs have no names that could be swapped: they are found by what is in them
     other = {

@@ -51,8 +51,6 @@ def wrong_is_found(
     named = any(cause in sentence for sentence in said["sentences"])
     # A graph of one token takes its own wrong caches back within the prompt, so that they are no value of eager's.
     named = named or (convention, wrong) == ("StaticCache", "swapped caches")
-    if convention == "optimum, merged":  # whose branches are not looked into
-        return None if named and "no residual stream is recognised" in said["note"] else json.dumps(said["sentences"])
     if located is None:
         return f"not located: {said['note']}"
     shown = site in located["site"] or (convention == "genai" and located["node"].startswith("GroupQueryAttention"))
