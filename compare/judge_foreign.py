@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from blockexport.compare.audits.artifact_weights import initializers
+from blockexport.compare.audits.artifact_weights import ArtifactWeights, initializers
 from blockexport.compare.audits.quantised_weights import (
     QuantisedCheckpoint,
     is_quantised,
@@ -75,13 +75,19 @@ def judge_foreign(
         encode=_encoder(checkpoint),
         text=text,
         token_ids=token_ids,
-        weights=lambda: initializers(files[0].model, files[0].path.parent),
+        weights=lambda: _weights(files),
         explain=lambda context, results: explain(context, results, lambda: watch_foreign(decoder), always=locate),
         locate=locate,
     )
     judgement = run_checks(decoder, checkpoint, options, progress)
     report = replace(judgement.report, notes=(*judgement.report.notes, *notes))
     return replace(judgement, report=report)
+
+
+def _weights(files: Sequence[ForeignFile]) -> ArtifactWeights:
+    """Of the graph of the steps, and of that of the prompt where there is one."""
+    first, *others = (initializers(part.model, part.path.parent) for file in files for part in file.branches())
+    return replace(first, others=tuple(others))
 
 
 def _on_its_own_weights(

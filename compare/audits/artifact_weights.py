@@ -34,10 +34,12 @@ class ArtifactWeights:
     Attributes:
         shapes: by name, those of a checkpoint in Hugging Face's form.
         read: gives one tensor as it is stored, mapped where the format allows; None where values cannot be read.
+        others: what the artifact's other graphs hold, where prompt and steps have one each.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], torch.Tensor] | None = None
+    others: tuple[ArtifactWeights, ...] = ()
 
 
 def artifact_weights(folder: Path, file: str | None) -> Callable[[], ArtifactWeights] | None:

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -79,7 +80,22 @@ def plain_name(name: str) -> str | None:
 
 
 def hold_foreign(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress = silent) -> Held:
-    """Look for each tensor of the checkpoint; beside it one tensor of the file is in memory at a time."""
+    """Look for each tensor of the checkpoint, in each graph of the artifact; what any lacks counts as lacking."""
+    parts = [_hold(part, checkpoint, progress) for part in (weights, *weights.others)]
+    return Held(
+        min(held.same for held in parts),
+        _union(held.differing for held in parts),
+        _union(held.not_compared for held in parts),
+        _union(held.said for held in parts),
+    )
+
+
+def _union(lists: Iterable[list[str]]) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(lists)))
+
+
+def _hold(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress) -> Held:
+    """Of one graph; beside a tensor of the checkpoint one of the file is in memory at a time."""
     named = dict(_pieces(weights.shapes, checkpoint.config))
     nameless = [_Piece(name) for name in weights.shapes if plain_name(name) is None]
     known, types = _by_beginning(weights, [*named.values(), *nameless])

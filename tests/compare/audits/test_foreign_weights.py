@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,16 @@ def test_what_a_tool_may_mean_is_not_compared(made: Path, checkpoint: Checkpoint
             tensor.CopyFrom(numpy_helper.from_array(one(numpy_helper.to_array(tensor).copy()), tensor.name))
     found = hold_foreign(initializers(both, made), checkpoint)
     assert found.differing == [] and len(found.not_compared) == 2
+
+
+def test_a_wrong_value_in_one_of_two_graphs(made: Path, checkpoint: Checkpoint) -> None:
+    right = onnx.load(made / "growing.onnx")
+    wrong = onnx.load(made / "growing.onnx")
+    name = nameless(made / "growing.onnx", checkpoint, DOWN)
+    for tensor in wrong.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(one(numpy_helper.to_array(tensor).copy()), name))
+    for first, second in ((right, wrong), (wrong, right)):
+        weights = replace(initializers(first, made), others=(initializers(second, made),))
+        found = hold_foreign(weights, checkpoint)
+        assert (found.differing, found.same, len(found.said)) == ([DOWN], len(checkpoint.entries) - 1, 1)
