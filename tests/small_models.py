@@ -135,7 +135,7 @@ def neighbour_pairs(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any,
 
 def gguf_writer(path: Path, config: ModelConfig) -> gguf.GGUFWriter:
     """A writer that already holds the metadata of `config`; tensors are added by the caller."""
-    architecture = config.model_type if config.model_type.startswith("qwen") else "llama"
+    architecture = "llama" if config.model_type == "mistral" else config.model_type
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -161,7 +161,7 @@ def add_weights(writer: gguf.GGUFWriter, config: ModelConfig, weights: Mapping[s
     for name, tensor in weights.items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads is not None and writer.arch == "llama":
+        if heads is not None and writer.arch in ("llama", "smollm3"):
             values = neighbour_pairs(values, heads)
         writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
 

@@ -46,6 +46,16 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         **_SIZES, use_sliding_window=True, sliding_window=23, layer_types=_MIXED
     ),
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES),
+    "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=None),
+    "smollm3-mixed": lambda: transformers.SmolLM3Config(
+        **_SIZES,
+        no_rope_layers=[0, 1],
+        use_sliding_window=True,
+        sliding_window=23,
+        attention_bias=True,
+        mlp_bias=True,
+        pad_token_id=None,
+    ),
 }
 """A configuration of each family, and of each option of it that changes the mathematics."""
 

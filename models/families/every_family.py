@@ -7,12 +7,14 @@ from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.qwen2 import QWEN2
 from blockexport.models.families.qwen3 import QWEN3
+from blockexport.models.families.smollm3 import SMOLLM3
 
 _ALL = (
     LLAMA,
     MISTRAL,
     QWEN2,
     QWEN3,
+    SMOLLM3,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -10,8 +10,12 @@ import torch
 
 from blockexport.cli.main import main
 from blockexport.compare.checks.catalogue import ALL_CHECKS
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.transformers_models import FAMILIES, make_model, save_model, some_ids
+from tests.zoo import Exhibit
+from tests.zoo_edits import rope_everywhere, rope_missing
+from tests.zoo_judge import Record, build_cage, judge_exhibit
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,3 +42,20 @@ def test_the_file_passes_and_equals_transformers(
     for row, length in enumerate(lengths_B.tolist()):
         whole = torch.cat([ids_BS[row, :length], steps_BS[row]])[None]
         torch.testing.assert_close(logits_B1V[row, 0], theirs(whole).logits[0, -1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "exhibit",
+    [
+        Exhibit("rope_everywhere", rope_everywhere, ("k_rope",), layer=1),
+        Exhibit("rope_missing", rope_missing, ("q_rope",), layer=0, layers=(0,)),
+    ],
+    ids=lambda exhibit: exhibit.defect,
+)
+def test_rope_in_the_wrong_layers_of_a_smollm3_fails_and_is_named(
+    exhibit: Exhibit, tmp_path: Path, record_property: Record
+) -> None:
+    """Layer 0 has RoPE and layer 1 has none; the file has it in both, or in neither."""
+    save_model(make_model("smollm3", tied=True), tmp_path / "model")
+    cage = build_cage(open_checkpoint(str(tmp_path / "model")), tmp_path / "smollm3")
+    judge_exhibit(exhibit, cage, tmp_path, record_property)

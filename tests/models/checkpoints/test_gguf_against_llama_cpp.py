@@ -78,7 +78,7 @@ def biases(*names: str) -> Add:
 
     def add(writer: gguf.GGUFWriter) -> None:
         values = np.random.default_rng(2)
-        for layer in range(2):
+        for layer in range(config_of(writer.arch).num_hidden_layers):
             for name in names:
                 bias = values.normal(size=rows[name]).astype(np.float32) * 0.3
                 writer.add_tensor(f"blk.{layer}.{name}.bias", bias)
@@ -102,7 +102,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-EVERY = ("llama", "qwen2", "qwen3")
+EVERY = ("llama", "qwen2", "qwen3", "smollm3")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
@@ -114,6 +114,7 @@ EQUAL: list[tuple[str, Add]] = [
     ("llama", biases("attn_output")),
     ("llama", biases("ffn_gate", "ffn_up", "ffn_down")),
     ("qwen3", biases("attn_q", "attn_k", "attn_v")),
+    ("smollm3", biases("attn_q", "attn_k", "attn_v")),
 ]
 REFUSED: list[tuple[str, Add, str]] = [
     *((arch, window, "sliding_window is 7, which llama.cpp ignores") for arch in EVERY),
@@ -121,10 +122,13 @@ REFUSED: list[tuple[str, Add, str]] = [
     ("llama", factor_without_a_type, "rope.scaling.factor is 4.0"),
     ("qwen2", factors, "refuses in qwen2"),
     ("qwen3", factors, "refuses in qwen3"),
+    ("smollm3", factors, "refuses in smollm3"),
     ("qwen2", biases("attn_output"), "bias"),
     ("qwen3", biases("attn_output"), "bias"),
     ("qwen2", biases("ffn_gate", "ffn_up", "ffn_down"), "bias"),
     ("qwen3", biases("ffn_down"), "bias"),
+    ("smollm3", biases("attn_output"), "bias"),
+    ("smollm3", biases("ffn_gate", "ffn_up", "ffn_down"), "bias"),
     ("llama", capped, "final_logit_softcapping"),
     ("llama", scaled_logits, "logit_scale"),
     ("llama", another_scale, "attention.scale"),
@@ -133,7 +137,9 @@ REFUSED: list[tuple[str, Add, str]] = [
 
 
 def config_of(arch: str) -> ModelConfig:
-    return small_config(arch, **SIZES)
+    if arch != "smollm3":
+        return small_config(arch, **SIZES)
+    return small_config(arch, **{**SIZES, "num_hidden_layers": 9}, layers_without_rope=(3, 7))
 
 
 def write(path: Path, arch: str, add: Add) -> Path:

@@ -27,12 +27,13 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": SLOTS,
     "rope_theta": 1000.0,
+    "pad_token_id": None,
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 200.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 MIXED = ["full_attention", "sliding_attention"]
-ALL, NONE = "llama mistral qwen2 qwen3", ""
+ALL, NONE = "llama mistral qwen2 qwen3 smollm3", ""
 
 # What is changed (None removes a key), and the families in which that is refused; in the others the logits are equal.
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
@@ -67,9 +68,15 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "a window by layer, not switched on": ({"sliding_window": 5, "layer_types": MIXED}, ALL),
     "a window in every layer": (
         {"sliding_window": 5, "layer_types": ["sliding_attention"] * 2, "head_dim": 8},
-        "llama qwen2 qwen3",
+        "llama qwen2 qwen3 smollm3",
     ),
     "no window": ({"sliding_window": None}, NONE),
+    "a layer without RoPE": ({"no_rope_layers": [0, 1]}, "llama mistral qwen2 qwen3"),
+    "every layer without RoPE": ({"no_rope_layer_interval": 1}, "llama mistral qwen2 qwen3"),
+    "a window in layers without RoPE": (
+        {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 5},
+        "llama mistral qwen2 qwen3",
+    ),
     "biases in attention": ({"attention_bias": True}, "mistral"),
     "no biases in attention": ({"attention_bias": False}, "qwen2"),
     "biases in the MLP": ({"mlp_bias": True}, "mistral qwen2 qwen3"),
@@ -87,7 +94,7 @@ def write_model(folder: Path, family: str, changes: dict[str, Any]) -> Any:
     """A folder with this config.json and weights for the model that transformers builds from it; the model, or None
     where transformers stops."""
     data = {"model_type": family, **BASE, **changes}
-    data = {key: value for key, value in data.items() if value is not None or key == "sliding_window"}
+    data = {key: value for key, value in data.items() if value is not None or key in ("sliding_window", "pad_token_id")}
     (folder / "config.json").write_text(json.dumps(data))
     try:
         config = transformers.AutoConfig.from_pretrained(folder)

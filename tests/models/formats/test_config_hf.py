@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ CLASSES: dict[str, Any] = {
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "smollm3": partial(transformers.SmolLM3Config, pad_token_id=None),
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -60,6 +62,12 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {}),
     ("qwen3", {"head_dim": 10, "attention_bias": True, "use_sliding_window": True, "layer_types": MIXED}),
     ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 1e6}),
+    ("smollm3", {}),
+    ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 10, "tie_word_embeddings": False}),
+    ("smollm3", {"no_rope_layers": [1, 0, 0, 1, 1, 0], "attention_bias": True, "mlp_bias": True, "rope_theta": 1e6}),
+    ("smollm3", {"no_rope_layers": [0] * 5, "use_sliding_window": False, "sliding_window": 17}),
+    ("smollm3", {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 17}),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 17, "layer_types": MIXED, "max_window_layers": 1}),
 ]
 
 
@@ -116,6 +124,7 @@ def test_windows_and_biases_are_those_of_the_model_transformers_builds(
         per_layer = getattr(layer.self_attn, "sliding_window", None)
         window = expected.sliding_window if model_type == "mistral" else per_layer
         assert config.window_of(number) == window, number
+        assert config.has_rope(number) == bool(getattr(layer.self_attn, "use_rope", True)), number
 
 
 def test_reads_the_trained_model_beside_the_repository() -> None:
@@ -181,6 +190,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
         "rope_theta": 1000000,
     },
+    "SmolLM3-3B": {
+        "model_type": "smollm3",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "layer_types": ["full_attention"] * 5,
+        "max_window_layers": 28,
+        "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0, 1],
+        "pretraining_tp": 2,
+        "rope_scaling": None,
+        "rope_theta": 5000000.0,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
     "TinyLlama-1.1B-Chat": {"model_type": "llama", "_flash_attn_2_enabled": True, "max_length": 2048},
 }
 
@@ -207,7 +230,7 @@ def test_old_and_new_rope_keys_may_repeat_each_other() -> None:
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     # not implemented, by name and with what is
-    ("gemma3", {}, ["'gemma3'", "llama, mistral, qwen2, qwen3"]),
+    ("gemma3", {}, ["'gemma3'", "llama, mistral, qwen2, qwen3, smollm3"]),
     ("llama", {"hidden_act": "gelu"}, ["'gelu'", "silu"]),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
@@ -262,7 +285,13 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("qwen2", {"layer_types": ["chunked_attention"] * 5}, ["chunked_attention"]),
     ("mistral", {"sliding_window": 16, "layer_types": MIXED}, ["layer_types", "16"]),
     ("mistral", {"sliding_window": 16, "use_sliding_window": False}, ["use_sliding_window", "16"]),
+    ("smollm3", {"use_sliding_window": True}, ["use_sliding_window", "null"]),
+    ("smollm3", {"layer_types": MIXED, "sliding_window": 5}, ["use_sliding_window is false (the default"]),
     # wrong type or range
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}, ["no_rope_layers is [1, 1, 1, 0]", "each of the 5 layers"]),
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 2, 1]}, ["no_rope_layers", "a 0 for each other"]),
+    ("smollm3", {"no_rope_layers": "11101"}, ["no_rope_layers", '"11101"']),
+    ("smollm3", {"no_rope_layer_interval": 0}, ["no_rope_layer_interval is 0"]),
     ("llama", {"hidden_size": "48"}, ["hidden_size", '"48"']),
     ("llama", {"hidden_size": 48.0}, ["hidden_size", "48.0"]),
     ("llama", {"num_hidden_layers": True}, ["num_hidden_layers", "true"]),
