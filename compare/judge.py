@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from blockexport.compare.checks.catalogue import ALL_CHECKS, choose_checks
-from blockexport.compare.core.check import Check, CheckResult, Verdict
+from blockexport.compare.checks.catalogue import choose_checks
+from blockexport.compare.core.check import Check, CheckResult, Kind, Verdict
 from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.position_plan import make_plan
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.tokens import Encode, Tokens, choose_tokens
 from blockexport.compare.golden_choice import golden_vectors
-from blockexport.compare.report.report import Report
-from blockexport.export.bundle.golden_file import GoldenVectors
+from blockexport.compare.report.report import Artifact, Positions, Report, RoundingCost, Skipped, Stretches
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.element_types import BY_SAFETENSORS
@@ -116,7 +115,7 @@ def run_checks(
     arithmetic = require_judgeable(options.backend, precision)
     checks = choose_checks(options.checks)
     plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
-    foreign = decoder.foreign or Foreign("")
+    in_rows = any(entry.in_rows for entry in checks) and not (decoder.foreign or Foreign("")).no_rows
     to_last_slot = any(entry.to_last_slot for entry in checks)
     length = plan.max_sequence_length if to_last_slot else plan.decode_positions.stop
     spare = ROWS * (ROW_PROMPT + ROW_STEPS)
@@ -135,7 +134,7 @@ def run_checks(
         plan,
         tokens.ids_S[:length],
         to_last_slot=to_last_slot,
-        rows=_rows(tokens.ids_S, plan.max_sequence_length) if _wanted("batch", checks) and not foreign.no_rows else (),
+        rows=_rows(tokens.ids_S, plan.max_sequence_length) if in_rows else (),
         weights=options.weights,
         graph=options.graph,
         progress=progress,
@@ -143,66 +142,53 @@ def run_checks(
     return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options)
 
 
-def _wanted(name: str, checks: Sequence[Check]) -> bool:
-    return any(entry.name == name for entry in checks)
-
-
 def _run(
-    context: CheckContext,
-    checks: Sequence[Check],
-    artifact: Mapping[str, Any],
-    tokens: Tokens,
-    options: JudgeOptions,
+    context: CheckContext, checks: Sequence[Check], artifact: Artifact, tokens: Tokens, options: JudgeOptions
 ) -> Judgement:
     results: list[CheckResult] = []
-    skipped: list[tuple[str, str]] = []
+    skipped: list[Skipped] = []
     for entry in checks:
         reason = entry.inapplicable(context)
-        if reason is not None:
-            if options.checks:  # one that was asked for by name is not passed over
-                results.append(CheckResult(entry.name, Verdict.NOT_JUDGED, f"does not apply; {reason}"))
-            else:
-                skipped.append((entry.name, reason))
-            continue
-        results.append(entry.run(context))
-    failed = any(result.verdict is Verdict.FAIL for result in results)
+        if reason is None:
+            results.append(entry.run(context))
+        elif options.checks:  # one that was asked for by name is not passed over
+            results.append(CheckResult(entry, Verdict.NOT_JUDGED, f"does not apply; {reason}"))
+        else:
+            skipped.append(Skipped(entry.name, reason))
+    verdicts = {result.verdict for result in results}
     plan = context.plan
-    described = {
-        "origin": tokens.origin,
-        "count": len(context.ids_S),
-        "prefill": plan.prefill,
-        "decode": plan.decode,
-        "last": plan.last if context.to_last_slot else 0,
-    }
-    library = backend_named(artifact["backend"]).library
+    last = plan.last if context.to_last_slot else 0
+    library = backend_named(artifact.backend).library
     own = {name: importlib.metadata.version(name) for name in ("blockexport", "torch")}
+    walked = any(result.check.along and result.stretch for result in results)
+    compared = any(result.check.kind is Kind.NUMERICAL and result.stretch for result in results)
     report = Report(
         artifact=artifact,
-        tokens=described,
+        tokens=Stretches(tokens.origin, len(context.ids_S), plan.prefill, plan.decode, last),
         checks=tuple(results),
         skipped=tuple(skipped),
-        left_out=tuple(entry.name for entry in ALL_CHECKS if entry not in checks),
-        weight_rounding=_weight_rounding(context),
-        positions=_positions(context),
+        left_out=tuple(entry.name for entry in choose_checks() if entry not in checks),
+        weight_rounding=_weight_rounding(context) if compared else None,
+        positions=_positions(context) if walked else None,
         versions={**own, **({} if library is None else library.versions())},
-        golden=_golden(context, results),
+        golden=golden_vectors(context) if walked and verdicts == {Verdict.PASS} else None,
         notes=tuple(note for note in (tokens.caution(len(context.ids_S)),) if note),
     )
-    look = options.explain if failed or options.locate else None
+    look = options.explain if Verdict.FAIL in verdicts or options.locate else None
     return Judgement(report, None if look is None else lambda progress: look(context.heard_by(progress), results))
 
 
-def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: Arithmetic) -> dict[str, Any]:
-    return {
-        "backend": backend,
-        "precision": str(precision),
-        "max_sequence_length": decoder.max_sequence_length,
-        "headless": decoder.headless,
-        "last_logits_only": decoder.last_logits_only,
-        "model_type": decoder.config.model_type,
-        "arithmetic": {"is_target": arithmetic.is_target, "note": arithmetic.note},
-        **({} if decoder.foreign is None else {"convention": decoder.foreign.convention}),
-    }
+def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: Arithmetic) -> Artifact:
+    return Artifact(
+        backend=backend,
+        precision=precision,
+        max_sequence_length=decoder.max_sequence_length,
+        headless=decoder.headless,
+        last_logits_only=decoder.last_logits_only,
+        model_type=decoder.config.model_type,
+        arithmetic=arithmetic,
+        convention=None if decoder.foreign is None else decoder.foreign.convention,
+    )
 
 
 def _eager(decoder: Decoder, checkpoint: Checkpoint, progress: Progress) -> Decoder:
@@ -223,22 +209,16 @@ def _rows(ids_S: torch.Tensor, slots: int) -> list[Row]:
     ]
 
 
-def _golden(context: CheckContext, results: Sequence[CheckResult]) -> GoldenVectors | None:
-    walked = "artifact_errors" in context.__dict__ and "expected" in context.__dict__
-    passed = all(result.verdict is Verdict.PASS for result in results)
-    return golden_vectors(context) if walked and passed else None
-
-
-def _weight_rounding(context: CheckContext) -> dict[str, float] | None:
+def _weight_rounding(context: CheckContext) -> RoundingCost | None:
     """What rounding the weights to the artifact's type costs on its own, in float64, on the judged prompt."""
     dtype = context.decoder.dtype
-    if "expected" not in context.__dict__ or not _rounds(context.checkpoint, dtype):
+    if not _rounds(context.checkpoint, dtype):
         return None
     prompt = range(context.plan.prefill)
     rounded = Reference(context.checkpoint, round_weights_to=dtype, headless=context.decoder.headless)
     outputs_PV = rounded.run([context.ids_S[: len(prompt)]], [prompt], context.progress)[0]
     errors = measure(outputs_PV, context.expected[0][: len(prompt)], prompt)
-    return {"rms": errors.rms, "max": float(errors.max_P.max()), "relative_l2": errors.relative_l2}
+    return RoundingCost(errors.rms, float(errors.max_P.max()), errors.relative_l2)
 
 
 def _rounds(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
@@ -247,25 +227,20 @@ def _rounds(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     return any(torch.promote_types(kind, dtype) != dtype for kind in kinds)
 
 
-def _positions(context: CheckContext) -> dict[str, list[float]]:
-    if "artifact_errors" not in context.__dict__:
-        return {}
+def _positions(context: CheckContext) -> Positions:
     errors = context.artifact_errors
     positions = errors.positions_P.tolist()
     max_floor = _max_floor(context)
-    columns = {
-        "position": positions,
-        "rms": errors.rms_P.tolist(),
-        "rms_floor": context.floor(positions).rms_P.tolist(),
-        "max": errors.max_P.tolist(),
-        "max_floor": [max_floor[p] for p in positions],
-        "kl": errors.kl_P.tolist(),
-    }
-    if context.has_top1:
-        columns["top1"] = errors.top1_P.tolist()
-        columns["reference_top1"] = errors.reference_top1_P.tolist()
-        columns["margin"] = errors.margin_P.tolist()
-    return columns
+    tokens = (errors.top1_P, errors.reference_top1_P, errors.margin_P)
+    return Positions(
+        positions,
+        errors.rms_P.tolist(),
+        context.floor(positions).rms_P.tolist(),
+        errors.max_P.tolist(),
+        [max_floor[p] for p in positions],
+        errors.kl_P.tolist(),
+        *(tensor_P.tolist() for tensor_P in tokens if context.has_top1),
+    )
 
 
 def _max_floor(context: CheckContext) -> dict[int, float]:

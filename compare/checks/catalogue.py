@@ -42,7 +42,7 @@ ALL_CHECKS: tuple[Check, ...] = (
 )
 
 
-def choose_checks(names: tuple[str, ...]) -> tuple[Check, ...]:
+def choose_checks(names: tuple[str, ...] = ()) -> tuple[Check, ...]:
     """The checks called `names`, all when there are none.
 
     Raises:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext, Row
-from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.figures import Figures, StretchFigures
+from blockexport.compare.core.judge_positions import extended, judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.position_plan import CHUNK, calls_of
@@ -25,11 +28,44 @@ def _no_rows(context: CheckContext) -> str | None:
     return None if context.rows else "the cache is too small for rows of unequal length"
 
 
-@check(
+@dataclass(frozen=True)
+class BatchFigures(StretchFigures):
+    """All rows together, and each alone."""
+
+    rows: list[StretchFigures]
+
+
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    """The row that is furthest outside its limits, alone."""
+    within = (
+        "alone, the row's tokens stay within the floor: what is wrong is how the file treats several rows in one call "
+        "(its positions, write indices or mask)"
+    )
+    shares = [_share(row) for row in figures.rows] if isinstance(figures, BatchFigures) else [0.0]
+    guilty = shares.index(max(shares))
+    if guilty < len(context.rows):
+        row = context.rows[guilty]
+        return prompt_and_steps(row.ids_S, row.prompt, f"row {guilty} alone", within, len(row.ids_S))
+    assert isinstance(figures, BatchFigures)
+    late = figures.rows[guilty]
+    start, stop = late.first_position, late.last_position + 1  # it goes on in the middle of the judged sequence
+    what = f"the row that goes on at {start} alone"
+    return FailingCalls(context.ids_S, calls_of((start, *(1,) * (stop - start)), stop), what, within)
+
+
+def _share(row: StretchFigures) -> float:
+    return float("inf") if row.not_finite or row.disagreements else max(row.rms_share, row.max_share)
+
+
+@partial(
+    Check,
     "batch",
     "rows of unequal length in one batch equal each row alone",
+    Kind.NUMERICAL,
     inapplicable=_no_rows,
     to_last_slot=True,
+    in_rows=True,
+    calls=_calls,
 )
 def batch(context: CheckContext) -> Outcome:
     """A right-padded prefill of all rows together, then steps that write each row at its own position; and steps of
@@ -47,7 +83,8 @@ def batch(context: CheckContext) -> Outcome:
     alone = [judge_stretch(context, row.what, row.errors, _floors(context, [row])) for row in rows]
     guilty = [row.complaints for row in alone if row.complaints]
     complaints = guilty[0] if result.complaints and guilty else result.complaints
-    return replace(result, complaints=complaints, figures={**result.figures, "rows": [row.figures for row in alone]})
+    figures = [row.figures for row in alone if isinstance(row.figures, StretchFigures)]
+    return extended(replace(result, complaints=complaints), BatchFigures, rows=figures)
 
 
 @dataclass(frozen=True)

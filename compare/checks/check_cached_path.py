@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.judge_positions import judge_stretch, with_not_finite
 
 
 def _judge(context: CheckContext, what: str, positions: Sequence[int]) -> Outcome:
@@ -17,7 +18,7 @@ def _judge(context: CheckContext, what: str, positions: Sequence[int]) -> Outcom
     return judge_stretch(context, where, context.artifact_errors.select(seen), floors)
 
 
-@check("prefill", "the whole prompt in one call")
+@partial(Check, "prefill", "the whole prompt in one call", Kind.NUMERICAL, along=True)
 def prefill(context: CheckContext) -> Outcome:
     """Every position of the first call (the last one only where the artifact gives no others)."""
     return _judge(context, f"prefill of {context.plan.prefill} tokens", context.plan.prefill_positions)
@@ -27,7 +28,14 @@ def _no_steps(context: CheckContext) -> str | None:
     return None if context.plan.decode else "no decode steps were asked for"
 
 
-@check("decode", "teacher-forced decode, one token at a time", inapplicable=_no_steps)
+@partial(
+    Check,
+    "decode",
+    "teacher-forced decode, one token at a time",
+    Kind.NUMERICAL,
+    inapplicable=_no_steps,
+    along=True,
+)
 def decode(context: CheckContext) -> Outcome:
     """Each step after the prefill, fed with the sequence's own next token."""
     return _judge(context, f"{context.plan.decode} decode steps", context.plan.decode_positions)
@@ -39,7 +47,15 @@ def _no_last_slot(context: CheckContext) -> str | None:
     return None if context.plan.last else "the prefill fills the whole cache"
 
 
-@check("last-slot", "decode into the last slots of the cache", inapplicable=_no_last_slot, to_last_slot=True)
+@partial(
+    Check,
+    "last-slot",
+    "decode into the last slots of the cache",
+    Kind.NUMERICAL,
+    inapplicable=_no_last_slot,
+    to_last_slot=True,
+    along=True,
+)
 def last_slot(context: CheckContext) -> Outcome:
     """The cache filled to the brim: the last steps, up to slot M - 1. What is given out on the way there is finite."""
     positions = context.plan.last_positions
@@ -49,5 +65,4 @@ def last_slot(context: CheckContext) -> Outcome:
     if not stray:
         return result
     message = f"NaN or infinity on the way to the last slots, first at position {stray[0]}"
-    figures = {**result.figures, "not_finite": stray + list(result.figures["not_finite"])}
-    return replace(result, complaints=[message], figures=figures)
+    return with_not_finite(replace(result, complaints=[message]), stray)

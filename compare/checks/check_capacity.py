@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import same_bits
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, unmarked
 from blockexport.models.errors import UsageError
@@ -18,7 +22,21 @@ def _no_slots(context: CheckContext) -> str | None:
     return None if context.decoder.foreign is None else context.decoder.foreign.no_slots
 
 
-@check("capacity", "the last slot is written, and what goes past it is refused", inapplicable=_no_slots)
+@dataclass(frozen=True)
+class CapacityFigures(Figures):
+    """How many slots the cache has."""
+
+    slots: int
+
+
+@partial(
+    Check,
+    "capacity",
+    "the last slot is written, and what goes past it is refused",
+    Kind.BEHAVIOUR,
+    inapplicable=_no_slots,
+    unlocated="this check is about the end of the cache, where no output can be held against eager's",
+)
 def capacity(context: CheckContext) -> Outcome:
     """A call into slot M - 1 writes that slot and no other. One at M, and two at M - 1, are refused before they run:
     not a slot of the cache changes, whereas TensorRT, say, drops such a write without a word.
@@ -36,7 +54,7 @@ def capacity(context: CheckContext) -> Outcome:
         for said in _write_past(decoder, inputs[:, 1 : 1 + count], start, last)
     ]
     message = f"slot {last} is written, one past it refused with the cache unchanged"
-    return Outcome(message, sum(1 for _ in cache_tensors(decoder)), complaints, figures={"slots": last + 1})
+    return Outcome(message, sum(1 for _ in cache_tensors(decoder)), complaints, figures=CapacityFigures(last + 1))
 
 
 def _write_last(decoder: Decoder, inputs: torch.Tensor, last: int) -> list[str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.tolerances import UNCHANGED
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 
@@ -24,7 +30,47 @@ def _cannot(context: CheckContext) -> str | None:
     return None
 
 
-@check("causality", "changing a token leaves earlier outputs and cache slots unchanged", inapplicable=_cannot)
+@dataclass(frozen=True)
+class Change:
+    """How far outputs and slots before the first changed token moved (`from_position`), and the last output after."""
+
+    from_position: int
+    outputs: float
+    cache: float
+    effect: float
+
+
+@dataclass(frozen=True)
+class CausalityFigures(Figures):
+    """The prompt's length, by how much outputs and slots may move, and each change of tokens."""
+
+    length: int
+    limit: float
+    cache_limit: float
+    changes: list[Change]
+
+    def to_json(self) -> dict[str, Any]:
+        """`from_position` is called `from`, which is no name in Python."""
+        changes = [{"from": change.pop("from_position"), **change} for change in map(asdict, self.changes)]
+        return {**asdict(self), "changes": changes}
+
+
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    within = (
+        "against eager the same prompt stays within the floor: what a later token changes is smaller than that, or "
+        "shows only with other tokens"
+    )
+    return prompt_and_steps(context.ids_S, min(LENGTH, context.plan.prefill), "the prompt alone", within)
+
+
+@partial(
+    Check,
+    "causality",
+    "changing a token leaves earlier outputs and cache slots unchanged",
+    Kind.BEHAVIOUR,
+    inapplicable=_cannot,
+    calls=_calls,
+)
 def causality(context: CheckContext) -> Outcome:
     """Repeat a prefill with other tokens from some position on: what lies before must not move, what follows must.
 
@@ -37,8 +83,7 @@ def causality(context: CheckContext) -> Outcome:
     base_outputs, base_cache = _prefill(context, ids_1S)
     unit = UNCHANGED.value * torch.finfo(context.decoder.dtype).eps
     limit_outputs, limit_cache = unit * _size(base_outputs), unit * _size(base_cache)
-    changes: list[dict[str, float]] = []
-    figures = {"length": length, "limit": limit_outputs, "cache_limit": limit_cache, "changes": changes}
+    changes: list[Change] = []
     complaints = []
     for changed in sorted({1, length // 2, length - 1} - {0}):
         other_1S = ids_1S.clone()
@@ -48,7 +93,7 @@ def causality(context: CheckContext) -> Outcome:
         leak = _difference(outputs[: max(changed - before, 0)], base_outputs[: max(changed - before, 0)])
         cache_leak = _difference(cache[:, :, :changed], base_cache[:, :, :changed])
         effect = _difference(outputs[-1:], base_outputs[-1:])
-        changes.append({"from": changed, "outputs": leak, "cache": cache_leak, "effect": effect})
+        changes.append(Change(changed, leak, cache_leak, effect))
         if not (leak <= limit_outputs and cache_leak <= limit_cache):
             complaints.append(
                 f"tokens from {changed} on change earlier outputs by {leak:.3g}, slots by {cache_leak:.3g}"
@@ -60,8 +105,8 @@ def causality(context: CheckContext) -> Outcome:
         f"{what}: earlier outputs unmoved",
         len(changes),
         [f"{what}: {'; '.join(complaints)}"] if complaints else (),
-        [] if any(change["effect"] > limit_outputs for change in changes) else [f"{what}: that changes nothing at all"],
-        figures,
+        [] if any(change.effect > limit_outputs for change in changes) else [f"{what}: that changes nothing at all"],
+        CausalityFigures(length, limit_outputs, limit_cache, changes),
     )
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import gather
+from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import same_bits
 from blockexport.compare.core.position_plan import calls_of
 
@@ -17,7 +21,23 @@ STEPS = 4
 LATE = 8  # further steps, evenly over the cache up to its last slot
 
 
-@check("determinism", "two runs give the same bits")
+@dataclass(frozen=True)
+class DeterminismFigures(Figures):
+    """How many positions were run twice, and those that came out different."""
+
+    positions: int
+    different: list[int]
+
+
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    within = (
+        "against eager both runs stay within the floor: something is random, or reads memory that nobody wrote, by "
+        "less than that"
+    )
+    return prompt_and_steps(context.ids_S, min(PROMPT, context.plan.prefill), "the prompt alone", within)
+
+
+@partial(Check, "determinism", "two runs give the same bits", Kind.BEHAVIOUR, calls=_calls)
 def determinism(context: CheckContext) -> Outcome:
     """A prefill and a few steps, each time from an empty cache, and single steps at places up to the last slot: dropout
     left on, say, or memory that nobody wrote.
@@ -32,7 +52,7 @@ def determinism(context: CheckContext) -> Outcome:
     second = [*said.repeated_PV, *_run_late(context, late)]
     stepped = [*said.positions, *late]
     different = [p for p, one, other in zip(stepped, first, second, strict=True) if not same_bits(one, other)]
-    figures = {"positions": len(stepped), "different": different}
+    figures = DeterminismFigures(len(stepped), different)
     what = f"two runs of {len(positions)} positions and {len(late)} late steps"
     complaints, doubts = [], []
     if different:

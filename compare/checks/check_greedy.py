@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.figures import Figures, StretchFigures
+from blockexport.compare.core.judge_positions import extended, judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
@@ -24,7 +27,25 @@ def _cannot(context: CheckContext) -> str | None:
     return None if context.plan.max_sequence_length > 1 else "a cache of one slot leaves no room to generate"
 
 
-@check("greedy", "greedy tokens equal the reference's", inapplicable=_cannot)
+@dataclass(frozen=True)
+class GreedyFigures(StretchFigures):
+    """The stretch of the generated tokens; `prompt` is how many there were before."""
+
+    prompt: int
+    tokens: list[int]
+
+
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls | None:
+    if not isinstance(figures, GreedyFigures):
+        return None
+    prompt, tokens = figures.prompt, figures.tokens
+    sequence = torch.cat([context.ids_S[:prompt], torch.tensor(tokens[:-1], dtype=torch.int64)])
+    what = f"a prompt of {prompt} tokens and the {len(tokens)} generated after it"
+    within = "the logits along the generated tokens stay within the floor when they are given again"
+    return prompt_and_steps(sequence, prompt, what, within, len(tokens))
+
+
+@partial(Check, "greedy", "greedy tokens equal the reference's", Kind.NUMERICAL, inapplicable=_cannot, calls=_calls)
 def greedy(context: CheckContext) -> Outcome:
     """Each token the artifact chooses is the reference's choice for the same prefix, or tied with it.
 
@@ -50,7 +71,7 @@ def greedy(context: CheckContext) -> Outcome:
 
     floors = (floor_of(runs, context.decoder.dtype) for runs in Looks(errors_of_eager))
     outcome = judge_stretch(context, f"{steps} greedy tokens", measure(logits_PV, expected_PV, positions), floors)
-    return replace(outcome, figures={**outcome.figures, "prompt": prompt, "tokens": chosen.tolist()})
+    return extended(outcome, GreedyFigures, prompt=prompt, tokens=chosen.tolist())
 
 
 def _generate(context: CheckContext, prompt_S: torch.Tensor, steps: int) -> torch.Tensor:

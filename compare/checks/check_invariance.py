@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import measure
@@ -32,7 +35,19 @@ def _cannot(context: CheckContext) -> str | None:
     return None if _prompt(context) > 1 else "the cache is too small for rows of unequal length"
 
 
-@check("invariance", "a row alone and in a batch, and with other rows beside it", inapplicable=_cannot)
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    within = "alone, the row stays within the floor: what is wrong is how the file treats rows of a batch"
+    return prompt_and_steps(context.ids_S, PROMPT, "the row alone", within)
+
+
+@partial(
+    Check,
+    "invariance",
+    "a row alone and in a batch, and with other rows beside it",
+    Kind.BEHAVIOUR,
+    inapplicable=_cannot,
+    calls=_calls,
+)
 def invariance(context: CheckContext) -> Outcome:
     """Where `batch` holds rows against the reference, this holds a row against itself.
 

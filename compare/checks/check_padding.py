@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
@@ -33,7 +36,21 @@ def _cannot(context: CheckContext) -> str | None:
     return None if _sizes(context)[1] else "the judged sequence is too short for a prompt with padding"
 
 
-@check("padding", "tokens in the padding of a prompt have no influence", inapplicable=_cannot)
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    within = (
+        "without padding the same tokens stay within the floor: what is wrong is how the file treats a padded prompt"
+    )
+    return prompt_and_steps(context.ids_S, PROMPT, "the row alone", within)
+
+
+@partial(
+    Check,
+    "padding",
+    "tokens in the padding of a prompt have no influence",
+    Kind.NUMERICAL,
+    inapplicable=_cannot,
+    calls=_calls,
+)
 def padding(context: CheckContext) -> Outcome:
     """A padded prefill and steps through the padding's slots, with two sorts of tokens in the padding.
 

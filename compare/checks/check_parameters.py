@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.audits.foreign_weights import Held, corresponding, hold_foreign
 from blockexport.compare.audits.quantised_weights import QuantisedCheckpoint, off_grid
 from blockexport.compare.audits.weight_difference import describe_difference, same_values
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.figures import Figures
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.arithmetic import count_parameters
 
@@ -25,7 +28,32 @@ def _no_file(context: CheckContext) -> str | None:
     return None
 
 
-@check("parameters", "the file's weights: their number, shapes and values", inapplicable=_no_file)
+@dataclass(frozen=True)
+class ParameterFigures(Figures):
+    """Parameters found and expected, and the weights that differ; None where the file does not show their values."""
+
+    found: int
+    expected: int
+    differing: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class ForeignWeightFigures(Figures):
+    """Of another tool's file: how many weights are the same, and the names of others; None where none is quantised."""
+
+    same: int
+    differing: list[str]
+    not_compared: list[str]
+    quantised: list[str] | None = None
+
+
+@partial(
+    Check,
+    "parameters",
+    "the file's weights: their number, shapes and values",
+    Kind.CONTENT,
+    inapplicable=_no_file,
+)
 def parameters(context: CheckContext) -> Outcome:
     """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
     assert context.weights is not None
@@ -37,22 +65,21 @@ def parameters(context: CheckContext) -> Outcome:
     complaints = _wrong_shapes(weights.shapes, wanted)
     if count != expected:
         complaints.insert(0, f"{count:,} parameters in the file, {expected:,} by the arithmetic")
-    figures: dict[str, object] = {"found": count, "expected": expected}
+    differing: list[str] | None = None
     message = f"{count:,} parameters, as the arithmetic says"
     if weights.read is None:
         message += "; this file does not show their values, which were not compared"
     else:
         differing, said = _wrong_values(context, weights, wanted)
         complaints += said
-        figures["differing"] = differing
         message += ", every value the checkpoint's to the bit"
-    return Outcome(message, len(weights.shapes), complaints, figures=figures)
+    return Outcome(message, len(weights.shapes), complaints, figures=ParameterFigures(count, expected, differing))
 
 
 def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
     """Of another tool's file: what it plainly holds is the checkpoint's. How it lays out the rest is its own matter."""
     held = hold_foreign(weights, context.checkpoint, context.progress)
-    figures = {"same": held.same, "differing": held.differing, "not_compared": held.not_compared}
+    figures = ForeignWeightFigures(held.same, list(held.differing), list(held.not_compared))
     message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
     if isinstance(context.checkpoint, QuantisedCheckpoint):
         return _quantised(context.checkpoint, held, figures)
@@ -61,7 +88,7 @@ def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
     return Outcome(message, held.same, held.said, figures=figures)
 
 
-def _quantised(checkpoint: QuantisedCheckpoint, held: Held, figures: Mapping[str, object]) -> Outcome:
+def _quantised(checkpoint: QuantisedCheckpoint, held: Held, figures: ForeignWeightFigures) -> Outcome:
     """What a file quantises is the source's to within a step of its grid, what it does not to the bit."""
     grids = len(checkpoint.grids)
     kept = len(checkpoint.entries) - grids
@@ -69,7 +96,7 @@ def _quantised(checkpoint: QuantisedCheckpoint, held: Held, figures: Mapping[str
     same = f"{kept - len(whole)} of {kept} others to the bit"
     message = f"{grids} weights are the checkpoint's within a step of their grid, {same}"
     complaints = [*held.said, *off_grid(checkpoint)]
-    return Outcome(message, grids + held.same, complaints, figures={**figures, "quantised": sorted(checkpoint.grids)})
+    return Outcome(message, grids + held.same, complaints, figures=replace(figures, quantised=sorted(checkpoint.grids)))
 
 
 def _expected_count(context: CheckContext) -> int:

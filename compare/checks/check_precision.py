@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.power import SPREAD_LEFT, doubts, spread_of
 from blockexport.compare.core.precision_loss import first_loss, lost_weights
@@ -13,7 +17,21 @@ from blockexport.compare.core.reference import Reference
 from blockexport.models.precision import Precision
 
 
-@check("precision", "the model survives this precision")
+@dataclass(frozen=True)
+class PrecisionFigures(Figures):
+    """Eager's rms error over the judged sequence, and the standard deviation of the reference's outputs."""
+
+    error: float
+    spread: float
+
+
+@partial(
+    Check,
+    "precision",
+    "the model survives this precision",
+    Kind.MODEL,
+    unlocated="this check runs eager PyTorch alone, and the file has no part in it",
+)
 def precision(context: CheckContext) -> Outcome:
     """Eager PyTorch in the artifact's precision gives what the model gives in float64, as nearly as can be judged.
 
@@ -27,7 +45,7 @@ def precision(context: CheckContext) -> Outcome:
     blind = [*doubts(errors, floor), *context.doubts]
     spread = spread_of(errors.reference_spread_P)
     name = str(dtype).removeprefix("torch.")
-    figures = {"error": errors.rms, "spread": spread}
+    figures = PrecisionFigures(errors.rms, spread)
     if (finite and not blind) or not bool(errors.reference_rms_P.isfinite().all()) or not spread > 0:
         share = errors.rms / spread if spread > 0 else 0.0
         message = f"eager PyTorch in {name} is off by {share:.2g} of the spread of the model's outputs"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.failing_calls import FailingCalls
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
@@ -33,10 +36,21 @@ def _no_slots(context: CheckContext) -> str | None:
     return None if context.decoder.foreign is None else context.decoder.foreign.no_slots
 
 
-@check(
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    within = (
+        "outputs and slots of the same calls on an empty cache stay within the floor: what differs is what the file "
+        "does with slots that already hold something"
+    )
+    return FailingCalls(context.ids_S, slot_calls(len(context.ids_S)), "the calls whose slots are compared", within)
+
+
+@partial(
+    Check,
     "slots",
     "written slots hold eager's keys and values, all others stay unseen and as they were",
+    Kind.BEHAVIOUR,
     inapplicable=_no_slots,
+    calls=_calls,
 )
 def slots(context: CheckContext) -> Outcome:
     """The same calls twice: on an empty cache, and on one whose slots all hold large numbers.

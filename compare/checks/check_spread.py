@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.judge_positions import judge_stretch
+from blockexport.compare.core.failing_calls import FailingCalls
+from blockexport.compare.core.figures import Figures
+from blockexport.compare.core.judge_positions import judge_stretch, with_not_finite
 
 
-@check("spread", "single steps and short chunks in turn, over the whole cache", to_last_slot=True)
+def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
+    what = "single steps and chunks over the whole cache"
+    within = (
+        "a second walk in the same calls stays within the floor: the file does not repeat itself, or fails by little "
+        "and by chance"
+    )
+    return FailingCalls(context.ids_S, context.plan.spread_calls, what, within)
+
+
+@partial(
+    Check,
+    "spread",
+    "single steps and short chunks in turn, over the whole cache",
+    Kind.NUMERICAL,
+    to_last_slot=True,
+    calls=_calls,
+)
 def spread(context: CheckContext) -> Outcome:
     """A walk of its own from slot 0 to M - 1. `prefill`, `decode` and `last-slot` take long stretches in one way each;
     here a step comes in every part of the cache, and chunks of many lengths begin at many places.
@@ -28,5 +47,4 @@ def spread(context: CheckContext) -> Outcome:
     if not artifact.not_finite:
         return result
     message = f"{what}: NaN or infinity, first at position {artifact.not_finite[0]}"
-    figures = {**result.figures, "not_finite": artifact.not_finite}
-    return replace(result, complaints=[message], figures=figures)
+    return with_not_finite(replace(result, complaints=[message]), artifact.not_finite)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 from blockexport.compare.audits.type_audit import audit_types
-from blockexport.compare.core.check import Outcome, check
+from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.figures import Figures
 from blockexport.models.precision import Precision
 
 
@@ -14,12 +19,31 @@ def _no_graph(context: CheckContext) -> str | None:
     return "this backend runs no ONNX graph" if context.graph is None else None
 
 
-@check("types", "the types along stream, norms, attention, cache and head", inapplicable=_no_graph)
+@dataclass(frozen=True)
+class TypeFigures(Figures):
+    """Casts between floating types, and for each role in the graph how many values have which type."""
+
+    casts: int
+    found: dict[str, dict[str, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Each role is a key of its own."""
+        return {"casts": self.casts, **self.found}
+
+
+@partial(
+    Check,
+    "types",
+    "the types along stream, norms, attention, cache and head",
+    Kind.TYPES,
+    inapplicable=_no_graph,
+    unlocated="this check reads the graph and runs nothing: the place is in its message",
+)
 def types(context: CheckContext) -> Outcome:
     """Everything is in the precision asked for, and norm statistics and RoPE are in float32."""
     assert context.graph is not None
     audit = audit_types(context.graph(), Precision.of(context.decoder.dtype), context.config.num_hidden_layers)
-    figures = {"casts": audit.casts, **{row.role: row.found for row in audit.rows}}
+    figures = TypeFigures(audit.casts, {row.role: row.found for row in audit.rows})
     own = str(context.decoder.dtype).removeprefix("torch.")
     message = f"weights, stream, attention and cache in {own}, norm statistics in float32"
     unseen = [f"no {row.role} found in the graph" for row in audit.rows if not row.found]

@@ -1,20 +1,23 @@
 """What a check is, and how what it found becomes a verdict.
 
-A check is a function of a `CheckContext`, marked with `@check`; `compare/checks/catalogue.py` lists them all. None
-gives itself a verdict: it says what it compared and what is wrong with it, and `Outcome.result` decides.
+A check is a function of a `CheckContext` in a `Check`; `compare/checks/catalogue.py` lists them all. None gives itself
+a verdict: it says what it compared and what is wrong with it, and `Outcome.result` decides. All that others want to
+know of a check, the report and the search for a cause, it carries itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.models.errors import ArtifactError
 
 if TYPE_CHECKING:
     from blockexport.compare.core.context import CheckContext
+    from blockexport.compare.core.failing_calls import FailingCalls
 
 
 class Verdict(StrEnum):
@@ -25,14 +28,45 @@ class Verdict(StrEnum):
     NOT_JUDGED = "not judged"
 
 
+class Kind(StrEnum):
+    """What a check holds against what: how a verdict is worded, and what its failure says, follow from it."""
+
+    NUMERICAL = "numerical"  # outputs against the reference: only these prove equality
+    BEHAVIOUR = "behaviour"  # what calls do, against other calls of the artifact or against its cache
+    CONTENT = "content"  # what the file holds; nothing is run, and the message is itself a cause
+    TYPES = "types"  # the types that its graph declares; nothing is run
+    MODEL = "model"  # eager PyTorch alone; the artifact has no part in it, and a failure goes before all others
+
+    @property
+    def runs_artifact(self) -> bool:
+        """Whether outputs of the artifact decide."""
+        return self in (Kind.NUMERICAL, Kind.BEHAVIOUR)
+
+
 @dataclass(frozen=True)
 class CheckResult:
-    """One check's outcome: a sentence for people, and figures (plain JSON values) for programs."""
+    """One check's outcome: a sentence for people, and figures for programs; None where nothing was measured."""
 
-    name: str
+    check: Check
     verdict: Verdict
     message: str
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures | None = None
+
+    @property
+    def name(self) -> str:
+        """The check's."""
+        return self.check.name
+
+    @property
+    def stretch(self) -> StretchFigures | None:
+        """The figures of a comparison with the noise floor, where it was one."""
+        return self.figures if isinstance(self.figures, StretchFigures) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values by the schema in report.py."""
+        figures = {} if self.figures is None else self.figures.to_json()
+        told = {"verdict": str(self.verdict), "message": self.message, "figures": figures}
+        return {"name": self.name, "kind": str(self.check.kind), **told}
 
 
 @dataclass(frozen=True)
@@ -44,41 +78,57 @@ class Outcome:
         compared: how many things were held against others: positions, tensors, tokens, nodes.
         complaints: what is wrong, a clause each.
         doubts: why the comparisons say nothing although none of them failed, a clause each; see power.py.
-        figures: plain JSON values, for programs.
+        figures: what was measured.
     """
 
     message: str
     compared: int
     complaints: Sequence[str] = ()
     doubts: Sequence[str] = ()
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures | None = None
 
-    def result(self, name: str) -> CheckResult:
+    def result(self, entry: Check) -> CheckResult:
         """The one rule: any complaint is a failure, and a pass needs a comparison that could have failed."""
         doubts = self.doubts if self.compared else [*self.doubts, "nothing was compared"]
         if self.complaints:
-            return CheckResult(name, Verdict.FAIL, "; ".join(self.complaints), self.figures)
+            return CheckResult(entry, Verdict.FAIL, "; ".join(self.complaints), self.figures)
         if doubts:
-            return CheckResult(name, Verdict.NOT_JUDGED, "; ".join(doubts), self.figures)
-        return CheckResult(name, Verdict.PASS, self.message, self.figures)
+            return CheckResult(entry, Verdict.NOT_JUDGED, "; ".join(doubts), self.figures)
+        return CheckResult(entry, Verdict.PASS, self.message, self.figures)
 
 
 CheckFunction = Callable[["CheckContext"], Outcome]
+Applicable = Callable[["CheckContext"], "str | None"]
+CallsOf = Callable[["CheckContext", "Figures | None"], "FailingCalls | None"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check: its name, what it looks at in a few words, and how it is run.
+    """A check, with all that anybody else needs to know of it.
 
-    `inapplicable` gives the reason why a check says nothing about an artifact, or None where it applies. `to_last_slot`
-    says that it looks at the end of the cache, so the judged sequence has to reach there.
+    Attributes:
+        name: as on the command line.
+        summary: what it looks at, in a few words.
+        kind: what it holds against what.
+        function: how it is run.
+        inapplicable: gives the reason why it says nothing about an artifact, or None where it applies.
+        to_last_slot: it looks at the end of the cache, so the judged sequence has to reach there.
+        along: it looks at positions of the judged sequence in the plan's calls: those of the report's plot.
+        in_rows: it runs the rows of the context.
+        calls: gives the calls in which it failed, where one row can be fed with them.
+        unlocated: where it has none, why not.
     """
 
     name: str
     summary: str
+    kind: Kind
     function: CheckFunction
-    inapplicable: Callable[[CheckContext], str | None]
+    inapplicable: Applicable = lambda context: None
     to_last_slot: bool = False
+    along: bool = False
+    in_rows: bool = False
+    calls: CallsOf = lambda context, figures: None
+    unlocated: str = "nothing is known about a place or a cause beyond its message"
 
     def run(self, context: CheckContext) -> CheckResult:
         """Run it where it applies. An artifact that cannot be run is a bad one, and so is one whose outputs are NaN or
@@ -87,23 +137,8 @@ class Check:
         try:
             outcome = self.function(context)
         except ArtifactError as error:
-            return CheckResult(self.name, Verdict.FAIL, str(error))
+            return CheckResult(self, Verdict.FAIL, str(error))
         lost = context.decoder.lost
         if lost and not outcome.complaints:
             outcome = replace(outcome, complaints=[f"NaN or infinity in the outputs of a call at position {lost[0]}"])
-        return outcome.result(self.name)
-
-
-def check(
-    name: str,
-    summary: str,
-    *,
-    inapplicable: Callable[[CheckContext], str | None] = lambda context: None,
-    to_last_slot: bool = False,
-) -> Callable[[CheckFunction], Check]:
-    """Make a function the check called `name`."""
-
-    def made(function: CheckFunction) -> Check:
-        return Check(name, summary, function, inapplicable, to_last_slot)
-
-    return made
+        return outcome.result(self)

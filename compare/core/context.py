@@ -72,6 +72,7 @@ class CheckContext:
     ) -> None:
         self.decoder = Watched(decoder)
         self._make_eager = eager
+        self._eager: Decoder | None = None
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.plan = plan
@@ -93,14 +94,16 @@ class CheckContext:
         """False for a headless stack, whose outputs are no distribution over tokens."""
         return not self.decoder.headless
 
-    @cached_property
+    @property
     def eager(self) -> Decoder:
         """Eager PyTorch in the artifact's precision."""
-        return self._make_eager()
+        if self._eager is None:
+            self._eager = self._make_eager()
+        return self._eager
 
     def drop_eager(self) -> None:
         """Free eager's weights; they are loaded again when they are asked for."""
-        self.__dict__.pop("eager", None)
+        self._eager = None
 
     @cached_property
     def reference(self) -> Reference:

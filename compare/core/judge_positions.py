@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from blockexport.compare.core.check import Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.noise import Floor, FloorVerdict, judge_by
 from blockexport.compare.core.power import doubts
@@ -80,23 +82,38 @@ def _some(positions: Sequence[int]) -> str:
     return f"position{'s' if len(positions) > 1 else ''} {shown}{more}"
 
 
-def _figures(artifact: Errors, floor: Floor, found: FloorVerdict) -> dict[str, Any]:
-    return {
-        "positions": len(artifact.positions_P),
-        "first_position": int(artifact.positions_P.min()),
-        "last_position": int(artifact.positions_P.max()),
-        "rms": artifact.rms,
-        "rms_floor": floor.rms,
-        "rms_ratio": found.rms_ratio,
-        "rms_limit": found.rms_limit,
-        "max": float(artifact.max_P.max()),
-        "max_floor": float(floor.max_P.max()),
-        "max_ratio": found.max_ratio,
-        "max_limit": MAX_FACTOR.value,
-        "worst_position": int(artifact.positions_P[found.worst]),
-        "relative_l2": artifact.relative_l2,
-        "kl_mean": float(artifact.kl_P.mean()),
-        "not_finite": found.not_finite,
-        "ties": found.ties,
-        "disagreements": found.disagreements,
-    }
+def _figures(artifact: Errors, floor: Floor, found: FloorVerdict) -> StretchFigures:
+    return StretchFigures(
+        positions=len(artifact.positions_P),
+        first_position=int(artifact.positions_P.min()),
+        last_position=int(artifact.positions_P.max()),
+        rms=artifact.rms,
+        rms_floor=floor.rms,
+        rms_ratio=found.rms_ratio,
+        rms_limit=found.rms_limit,
+        max=float(artifact.max_P.max()),
+        max_floor=float(floor.max_P.max()),
+        max_ratio=found.max_ratio,
+        max_limit=MAX_FACTOR.value,
+        worst_position=int(artifact.positions_P[found.worst]),
+        relative_l2=artifact.relative_l2,
+        kl_mean=float(artifact.kl_P.mean()),
+        not_finite=found.not_finite,
+        ties=found.ties,
+        disagreements=found.disagreements,
+    )
+
+
+def extended(outcome: Outcome, kind: type[StretchFigures], **more: Any) -> Outcome:
+    """The outcome with a check's own record of what it measured; without one where nothing was."""
+    if outcome.figures is None:
+        return outcome
+    return replace(outcome, figures=kind(**asdict(outcome.figures), **more))
+
+
+def with_not_finite(outcome: Outcome, positions: Sequence[int]) -> Outcome:
+    """The outcome with other positions where outputs are NaN or infinite."""
+    if not isinstance(outcome.figures, StretchFigures):
+        return outcome
+    found = sorted({*positions, *outcome.figures.not_finite})
+    return replace(outcome, figures=replace(outcome.figures, not_finite=found))

@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from blockexport.compare.checks.check_constants import constants
-from blockexport.compare.checks.check_parameters import parameters
-from blockexport.compare.core.check import CheckResult, Verdict
+from blockexport.compare.checks.catalogue import choose_checks
+from blockexport.compare.core.check import CheckResult, Kind, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, Ground, gather
+from blockexport.compare.core.failing_calls import FailingCalls
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.noise import outside
 from blockexport.compare.core.position_plan import CHUNK
 from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
-from blockexport.compare.explain.failing_calls import ALONG, FILE, FailingCalls, no_walk, walk_of
 from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
@@ -104,9 +103,11 @@ def explain(
     context.drop_eager()  # what explains runs eager layer by layer
     whole, context = context, copy(context)
     context.checkpoint = KeptTensors(context.checkpoint)  # every pass of eager reads all of it again
-    looker = _Looker(context, graph, note, tuple(result.message for result in failed if result.name in FILE))
+    looker = _Looker(
+        context, graph, note, tuple(result.message for result in failed if result.check.kind is Kind.CONTENT)
+    )
     try:
-        if any(result.name in ALONG for result in failed):
+        if any(result.check.along for result in failed):
             found = looker.explain(_evidence(context))
         else:
             found = looker.elsewhere(failed) if failed else looker.sound()
@@ -121,8 +122,8 @@ def _unread(found: Explanation, context: CheckContext, results: Sequence[CheckRe
     if found.diagnosis is None or found.diagnosis.findings:
         return []
     ran = {result.name for result in results}
-    left = [entry for entry in (parameters, constants) if entry.name not in ran and not entry.inapplicable(context)]
-    answers = [entry.run(context) for entry in left]
+    left = [entry for entry in choose_checks() if entry.kind is Kind.CONTENT and entry.name not in ran]
+    answers = [entry.run(context) for entry in left if not entry.inapplicable(context)]
     return [answer.message for answer in answers if answer.verdict is Verdict.FAIL]
 
 
@@ -181,9 +182,10 @@ class _Looker:
         """The first failed check in whose calls one row differs; a sentence for each that has none."""
         remarks: list[str] = []
         for result in failed:
-            walk = walk_of(result, self.context)
+            entry = result.check
+            walk = entry.calls(self.context, result.figures)
             if walk is None:
-                remarks += [] if result.name in FILE else [f"{result.name}: not located; {no_walk(result.name)}"]
+                remarks += [] if entry.kind is Kind.CONTENT else [f"{entry.name}: not located; {entry.unlocated}"]
                 continue
             try:
                 evidence = _gather(self.context, walk.calls, self._positions(result, walk), walk.ids_S)
@@ -200,8 +202,9 @@ class _Looker:
         config, headless, stop = self.context.config, self.context.decoder.headless, walk.calls[-1].stop
         width = config.hidden_size if headless else config.vocab_size
         step = -(-8 * width * stop // WATCHED_BYTES)
-        said = {result.figures.get("worst_position"), *result.figures.get("not_finite", [])}
-        return sorted({*range(0, stop, step), stop - 1, *(p for p in said if isinstance(p, int) and p < stop)})
+        found = result.stretch
+        said = [] if found is None else [found.worst_position, *found.not_finite]
+        return sorted({*range(0, stop, step), stop - 1, *(p for p in said if p < stop)})
 
     def sound(self) -> Explanation:
         """A look into calls of an artifact that passes: the prompt, the step after it, one half way, the last."""

@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
+from blockexport.compare.core.tolerances import SITE_FACTOR
+from blockexport.compare.explain.sites import LABELS
 from blockexport.compare.report.log_scale import SIZE, Hover, LogScale, dots, log_scale
-from blockexport.compare.report.report_text import figure, ratio, real
+from blockexport.compare.report.report_text import figure, ratio
 
+if TYPE_CHECKING:
+    from blockexport.compare.explain.graph_values import SiteError
+    from blockexport.compare.explain.locate import Location, Search
+
+FACTOR = SITE_FACTOR.value
+EMBEDDING = "embedding"
 BEFORE, AFTER = "in", "out"  # the columns of what belongs to no layer
 ROOMY = 12  # columns that may be wide
 FAR = (10.0, 1e3, 1e5)  # times the limit: the shades of what lies outside
@@ -22,24 +30,6 @@ SHADES = {
     "absent": "not in the graph",
     "first": "the first difference",
 }
-
-
-class _Value(NamedTuple):
-    """A value of the graph; `column` is its layer, or BEFORE or AFTER."""
-
-    column: int | str
-    site: str
-    error: float
-    floor: float
-    absent: bool
-    outside: bool
-
-    @property
-    def times(self) -> float:
-        """The error in units of the floor."""
-        if math.isnan(self.error):
-            return math.inf
-        return self.error / self.floor if self.floor else (math.inf if self.error else 0.0)
 
 
 @dataclass(frozen=True)
@@ -94,52 +84,43 @@ class LayerFigures:
     map: LayerMap
 
 
-def inside(explanation: Mapping[str, Any], data: Mapping[str, Any]) -> LayerFigures | None:
+def inside(search: Search | None) -> LayerFigures | None:
     """Both figures, of the call in which the first difference lies; None where nothing inside was compared."""
-    columns = explanation["values"]
-    if not columns["call"]:
+    if search is None or not search.rows:
         return None
-    located = explanation["located"]
-    call = located["call"] if located else columns["call"][-1]
-    values = _values(columns, call)
-    factor = real(data["tolerances"]["site_factor"]["value"])
-    length = next(stop - start for start, stop in explanation["looked"] if start == call)
-    return LayerFigures(
-        f"of positions {call} to {call + length - 1}" if length > 1 else f"of position {call}",
-        _plot(values, explanation["labels"], factor),
-        _map(values, explanation, factor),
-    )
+    start = search.location.call if search.location else search.rows[-1].call.start
+    values = [row for row in search.rows if row.call.start == start]
+    last = values[0].call.stop - 1
+    where = f"of positions {start} to {last}" if last > start else f"of position {start}"
+    return LayerFigures(where, _plot(values), _map(values, search.location))
 
 
-def _values(columns: Mapping[str, Sequence[Any]], call: int) -> list[_Value]:
-    rows = zip(
-        *(columns[k] for k in ("call", "layer", "site", "error", "floor", "absent", "outside")),
-        strict=True,
-    )
-    values: list[_Value] = []
-    for start, layer, site, error, floor, absent, outside in rows:
-        if start == call:
-            column = layer if layer is not None else BEFORE if site == "embedding" else AFTER
-            values.append(_Value(column, site, real(error), real(floor), absent, outside))
-    return values
+def _column(value: SiteError) -> int | str:
+    """Its layer, or BEFORE or AFTER."""
+    return value.layer if value.layer is not None else BEFORE if value.site == EMBEDDING else AFTER
 
 
-def _order(values: Sequence[_Value]) -> list[int | str]:
-    """The columns, in the order of the forward pass."""
-    return list(dict.fromkeys(value.column for value in values))
+def _times(value: SiteError) -> float:
+    """The error in units of the floor."""
+    if math.isnan(value.error):
+        return math.inf
+    return value.error / value.floor if value.floor else (math.inf if value.error else 0.0)
 
 
 def _name(column: int | str) -> str:
     return {BEFORE: "embedding", AFTER: "final norm and head"}.get(str(column), f"layer {column}")
 
 
-def _plot(values: Sequence[_Value], labels: Mapping[str, str], factor: float) -> LayerPlot:
-    order = _order(values)
-    worst = [
-        max((v for v in values if v.column == c and not v.absent), key=lambda v: v.times, default=None) for c in order
-    ]
+def _said(value: SiteError) -> str:
+    return f"error {figure(value.error)}, floor {figure(value.floor)}"
+
+
+def _plot(values: Sequence[SiteError]) -> LayerPlot:
+    order = list(dict.fromkeys(map(_column, values)))  # that of the forward pass
+    present = [value for value in values if not value.absent]
+    worst = [max((v for v in present if _column(v) == c), key=_times, default=None) for c in order]
     shown = [value for value in worst if value is not None]
-    scale = log_scale(number for v in shown for number in (v.error, v.floor, factor * v.floor))
+    scale = log_scale(number for v in shown for number in (v.error, v.floor, FACTOR * v.floor))
     step = SIZE / len(order)
     good: list[tuple[float, float]] = []
     bad: list[tuple[float, float]] = []
@@ -151,26 +132,19 @@ def _plot(values: Sequence[_Value], labels: Mapping[str, str], factor: float) ->
         (bad if value.outside else good).append((x, top))
         stems += f"M{x:.0f} {SIZE}V{top:.0f}"
         floors += f"M{step * i:.0f} {SIZE}V{scale.y(value.floor):.0f}H{step * (i + 1):.0f}V{SIZE}Z"
-        limits += f"M{step * i:.0f} {scale.y(value.floor * factor):.0f}h{step:.0f}"
-        said = f"error {figure(value.error)}, floor {figure(value.floor)}"
-        hovers.append(Hover(step * i, step, f"{_name(value.column)}: {labels[value.site]}\n{said}"))
-    guilty = [_name(value.column) for value in shown if value.outside]
+        limits += f"M{step * i:.0f} {scale.y(value.floor * FACTOR):.0f}h{step:.0f}"
+        hovers.append(Hover(step * i, step, f"{_name(order[i])}: {LABELS[value.site]}\n{_said(value)}"))
+    guilty = ", ".join(_name(_column(value)) for value in shown if value.outside)
+    marks = [("stem", stems), ("dot", dots(good)), ("dot bad", dots(bad))]
     return LayerPlot(
         [
             ("stem", "the artifact, relative error"),
             ("floor", "noise floor"),
-            ("limit", f"limit, {factor:g} times the floor"),
+            ("limit", f"limit, {FACTOR:g} times the floor"),
         ],
         scale,
-        f"error over layers: outside the limit {', '.join(guilty) if guilty else 'nowhere'}",
-        [
-            ("grid", scale.grid),
-            ("floor", floors),
-            ("limit", limits),
-            ("stem", stems),
-            ("dot", dots(good)),
-            ("dot bad", dots(bad)),
-        ],
+        f"error over layers: outside the limit {guilty or 'nowhere'}",
+        [("grid", scale.grid), ("floor", floors), ("limit", limits), *marks],
         hovers,
         _names(order),
     )
@@ -186,41 +160,32 @@ def _names(order: Sequence[int | str]) -> list[tuple[str, int | str]]:
     ]
 
 
-def _map(values: Sequence[_Value], explanation: Mapping[str, Any], factor: float) -> LayerMap:
-    order = _order(values)
-    found = {(value.column, value.site): value for value in values}
-    labels = {site: label for site, label in explanation["labels"].items() if any(v.site == site for v in values)}
+def _map(values: Sequence[SiteError], first: Location | None) -> LayerMap:
+    order = list(dict.fromkeys(map(_column, values)))
+    found = {(_column(value), value.site): value for value in values}
+    sites = {value.site for value in values}
     rows = [
-        MapRow(
-            label.split(" (")[0],
-            label,
-            [_cell(found.get((column, site)), explanation, label, factor) for column in order],
-        )
-        for site, label in labels.items()
+        MapRow(label.split(" (")[0], label, [_cell(found.get((column, site)), first) for column in order])
+        for site, label in LABELS.items()
+        if site in sites
     ]
     return LayerMap(SHADES, len(order) <= ROOMY, order, rows, len(values), sum(value.outside for value in values))
 
 
-def _cell(value: _Value | None, explanation: Mapping[str, Any], label: str, factor: float) -> Cell | None:
+def _cell(value: SiteError | None, location: Location | None) -> Cell | None:
     if value is None:
         return None
-    located = explanation["located"]
-    layer = value.column if isinstance(value.column, int) else None
-    first = located is not None and (located["layer"], located["site"]) == (layer, value.site)
-    said = (
-        "not in the graph"
-        if value.absent
-        else f"error {figure(value.error)}, floor {figure(value.floor)} ({ratio(value.times)} times)"
-    )
+    first = location is not None and (location.layer, location.site) == (value.layer, value.site)
+    said = "not in the graph" if value.absent else f"{_said(value)} ({ratio(_times(value))} times)"
     return Cell(
-        "absent" if value.absent else _shade(value, factor),
+        "absent" if value.absent else _shade(value),
         first,
-        f"{_name(value.column)}, {label}\n{said}",
+        f"{_name(_column(value))}, {LABELS[value.site]}\n{said}",
         "first difference" if first else "outside" if value.outside else "",
     )
 
 
-def _shade(value: _Value, factor: float) -> str:
+def _shade(value: SiteError) -> str:
     if not value.outside:
         return "in"
-    return f"o{1 + sum(value.times >= factor * bound for bound in FAR)}"
+    return f"o{1 + sum(_times(value) >= FACTOR * bound for bound in FAR)}"

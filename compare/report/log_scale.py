@@ -59,7 +59,8 @@ class LogScale:
 
 def log_scale(values: Iterable[float]) -> LogScale:
     """A scale on which all finite positive values have a place, from a 1, 2 or 5 of a power of ten to another."""
-    shown = [math.log10(value) for value in values if math.isfinite(value) and value > 0] or [0.0]
+    # Rounded, so that the last bits of an error of 1 don't decide whether the scale ends there.
+    shown = [round(math.log10(value), 6) for value in values if math.isfinite(value) and value > 0] or [0.0]
     top, bottom = max(shown), max(min(shown), max(shown) - DECADES)
     high = math.floor(top) + next(step for step in STEPS if math.floor(top) + step >= top)
     low = math.floor(bottom) + next(step for step in reversed(STEPS) if math.floor(bottom) + step <= bottom)

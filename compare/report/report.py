@@ -8,10 +8,8 @@
 - `artifact`: `backend`, `precision`, `max_sequence_length`, `headless`, `last_logits_only`, `model_type`, and
   `arithmetic` (`is_target`, `note`); of another tool's file also `convention`, how it is called.
 - `tokens`: `origin`, `count`, and the stretches `prefill`, `decode`, `last`.
-- `checks`: for each `name`, `verdict`, `message` and `figures`; the figures of a check against the noise floor are
-  `rms`, `rms_floor`, `rms_ratio`, `rms_limit`, `max`, `max_floor`, `max_ratio`, `max_limit` (the ratio is the largest
-  over the positions), `worst_position`, `relative_l2`, `kl_mean` (nats), and the positions `not_finite`, `ties`,
-  `disagreements`.
+- `checks`: for each `name`, `kind` (of `check.Kind`), `verdict`, `message` and `figures`: the members of the record
+  beside the check, and of `figures.StretchFigures` for one against the noise floor.
 - `skipped`: `name` and `reason` of the checks that do not apply to this artifact; `left_out`: names of those that were
   not asked for.
 - `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
@@ -28,16 +26,18 @@ and `-Infinity`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from blockexport.compare.core.check import CheckResult, Verdict
+from blockexport.compare.core.check import CheckResult, Kind, Verdict
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report_explanation import explanation_json
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.models.exit_codes import ExitCode
-from blockexport.runtime.backends import backend_named
+from blockexport.models.precision import Precision
+from blockexport.runtime.backends import Arithmetic, backend_named
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation
@@ -47,25 +47,80 @@ REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
 REPORT_HTML = "report.html"
 
-NUMERICAL = {"prefill", "decode", "chunked", "spread", "last-slot", "batch", "padding", "greedy"}
-"""Checks that hold outputs against the reference; the others read the file, or hold outputs against each other."""
-
-STATIC = {"parameters", "constants", "types", "precision"}
-"""Checks that do not run the artifact."""
-
 _EXIT_CODES = {Verdict.PASS: ExitCode.GOOD, Verdict.FAIL: ExitCode.BAD, Verdict.NOT_JUDGED: ExitCode.NOT_JUDGED}
+
+
+@dataclass(frozen=True)
+class Artifact(Figures):
+    """What was judged, and what ran it."""
+
+    backend: str
+    precision: Precision
+    max_sequence_length: int
+    headless: bool
+    last_logits_only: bool
+    model_type: str
+    arithmetic: Arithmetic
+    convention: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; whether the backend can judge is not told, since it did."""
+        arithmetic = {"is_target": self.arithmetic.is_target, "note": self.arithmetic.note}
+        return {**super().to_json(), "precision": str(self.precision), "arithmetic": arithmetic}
+
+
+@dataclass(frozen=True)
+class Stretches(Figures):
+    """The judged tokens: where they came from, how many, and the stretches they were given in."""
+
+    origin: str
+    count: int
+    prefill: int
+    decode: int
+    last: int
+
+
+@dataclass(frozen=True)
+class RoundingCost(Figures):
+    """What rounding the weights costs, in a float64 run."""
+
+    rms: float
+    max: float
+    relative_l2: float
+
+
+@dataclass(frozen=True)
+class Positions(Figures):
+    """Parallel lists over the judged positions; the last three are None for hidden states."""
+
+    position: list[int]
+    rms: list[float]
+    rms_floor: list[float]
+    max: list[float]
+    max_floor: list[float]
+    kl: list[float]
+    top1: list[int] | None = None
+    reference_top1: list[int] | None = None
+    margin: list[float] | None = None
+
+
+class Skipped(NamedTuple):
+    """A check that does not apply to this artifact."""
+
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Report:
     """A whole judgement; the members are those of the schema above."""
 
-    artifact: Mapping[str, Any]
-    tokens: Mapping[str, Any]
+    artifact: Artifact
+    tokens: Stretches
     checks: tuple[CheckResult, ...]
-    skipped: tuple[tuple[str, str], ...]  # name and reason
-    weight_rounding: Mapping[str, float] | None
-    positions: Mapping[str, Sequence[float]]
+    skipped: tuple[Skipped, ...]
+    weight_rounding: RoundingCost | None
+    positions: Positions | None  # where a check has looked along the judged sequence
     versions: Mapping[str, str]
     golden: GoldenVectors | None = None  # of an artifact that passed; a file of its own, not part of report.json
     explanation: Explanation | None = None  # of a difference, where one was looked into
@@ -88,46 +143,45 @@ class Report:
     @property
     def summary(self) -> str:
         """The verdict in a sentence."""
-        of = {v: [r.name for r in self.checks if r.verdict is v] for v in Verdict}
+        decisive = [result for result in self.checks if result.verdict is self.verdict]
+        names = ", ".join(result.name for result in decisive)
+        of_the_model = [result.message for result in decisive if result.check.kind is Kind.MODEL]
         if self.verdict is Verdict.FAIL:
-            if "precision" in of[Verdict.FAIL]:
-                return self._message("precision")
-            differs = f"differs from {self._other}" if set(of[Verdict.FAIL]) - STATIC else "is not what was asked for"
-            return f"{self._what} {differs}: {', '.join(of[Verdict.FAIL])} failed"
+            if of_the_model:
+                return of_the_model[0]
+            ran = any(result.check.kind.runs_artifact for result in decisive)
+            differs = f"differs from {self._other}" if ran else "is not what was asked for"
+            return f"{self._what} {differs}: {names} failed"
         if self.verdict is Verdict.NOT_JUDGED:
-            open_ = ", ".join(of[Verdict.NOT_JUDGED]) or "no check applies"
-            if "precision" in of[Verdict.NOT_JUDGED]:
-                open_ = self._message("precision")
-            return f"{self._what} could not be judged: {open_}"
-        proven = self._proven([r.name for r in self.checks])
-        return proven if self.artifact["arithmetic"]["is_target"] else f"{proven}; the arithmetic is not the target's"
-
-    def _message(self, name: str) -> str:
-        return next(result.message for result in self.checks if result.name == name)
+            why = (*of_the_model, names or "no check applies")[0]
+            return f"{self._what} could not be judged: {why}"
+        proven = self._proven
+        return proven if self.artifact.arithmetic.is_target else f"{proven}; the arithmetic is not the target's"
 
     @property
     def _is_eager(self) -> bool:
-        return backend_named(self.artifact["backend"]).is_eager
+        return backend_named(self.artifact.backend).is_eager
 
     @property
     def _what(self) -> str:
         if self._is_eager:
-            return f"eager PyTorch in {self.artifact['precision']}, called with a cache,"
-        return f"{self.artifact['precision']} in {self.artifact['backend']}"
+            return f"eager PyTorch in {self.artifact.precision}, called with a cache,"
+        return f"{self.artifact.precision} in {self.artifact.backend}"
 
     @property
     def _other(self) -> str:
         return "the float64 reference" if self._is_eager else "eager PyTorch"
 
-    def _proven(self, ran: list[str]) -> str:
+    @property
+    def _proven(self) -> str:
         """What the checks that ran have shown: equality as far as they held outputs against the reference."""
-        count = f"{len(ran)} check{'s' if len(ran) > 1 else ''}"
+        ran = [result.name for result in self.checks]
         equal = f"{self._what} equals {self._other} within the noise of its precision"
         if not self.left_out:
-            return f"{equal} ({count})"
+            return f"{equal} ({len(ran)} check{'s' if len(ran) > 1 else ''})"
         names = f"{', '.join(ran[:-1])} and {ran[-1]}" if len(ran) > 1 else ran[0]
         only = f"only {names} of {len(ran) + len(self.skipped) + len(self.left_out)} checks ran"
-        if NUMERICAL & set(ran):
+        if any(result.check.kind is Kind.NUMERICAL for result in self.checks):
             return f"{equal} as far as was asked ({only})"
         return f"{self._what} was not compared with {self._other} ({only})"
 
@@ -137,19 +191,16 @@ class Report:
             "schema_version": SCHEMA_VERSION,
             "verdict": str(self.verdict),
             "summary": self.summary,
-            "notes": list(self.notes),
-            "artifact": dict(self.artifact),
-            "tokens": dict(self.tokens),
-            "checks": [
-                {"name": r.name, "verdict": str(r.verdict), "message": r.message, "figures": dict(r.figures)}
-                for r in self.checks
-            ],
-            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
-            "left_out": list(self.left_out),
-            "weight_rounding": self.weight_rounding,
-            "positions": dict(self.positions),
-            "tolerances": {name: {"value": t.value, "evidence": t.evidence} for name, t in TABLE.items()},
-            "versions": dict(self.versions),
+            "notes": self.notes,
+            "artifact": self.artifact.to_json(),
+            "tokens": self.tokens.to_json(),
+            "checks": [result.to_json() for result in self.checks],
+            "skipped": [skipped._asdict() for skipped in self.skipped],
+            "left_out": self.left_out,
+            "weight_rounding": None if self.weight_rounding is None else self.weight_rounding.to_json(),
+            "positions": {} if self.positions is None else self.positions.to_json(),
+            "tolerances": {name: asdict(entry) for name, entry in TABLE.items()},
+            "versions": self.versions,
             "explanation": None if self.explanation is None else explanation_json(self.explanation),
         }
         rounded: dict[str, Any] = _rounded(data)

@@ -82,11 +82,10 @@ def write_report(report: Report, folder: Path) -> list[str]:
     from blockexport.compare.report.report_html import to_html
     from blockexport.compare.report.report_markdown import to_markdown
 
-    data = report.to_json()
     texts = {
-        REPORT_JSON: json.dumps(data, indent=1, allow_nan=False) + "\n",
+        REPORT_JSON: json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n",
         REPORT_MARKDOWN: f"{to_markdown(report)}\n{MARK}",
-        REPORT_HTML: f"{to_html(data)}{MARK}",
+        REPORT_HTML: f"{to_html(report)}{MARK}",
     }
     check_report_folder(folder)
     with _explained(folder):

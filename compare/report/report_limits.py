@@ -13,6 +13,7 @@ class Limit(NamedTuple):
     title: str
     value: float
     line: str
+    evidence: str
 
 
 _WORDS = {
@@ -41,9 +42,4 @@ _WORDS = {
 
 def limits() -> list[Limit]:
     """Every factor of tolerances.py."""
-    return [Limit(title_of_limit(name), entry.value, _WORDS.get(name, ("", ""))[1]) for name, entry in TABLE.items()]
-
-
-def title_of_limit(name: str) -> str:
-    """What the factor `name` is called."""
-    return _WORDS[name][0] if name in _WORDS else name.replace("_", " ")
+    return [Limit(_WORDS[name][0], entry.value, _WORDS[name][1], entry.evidence) for name, entry in TABLE.items()]

@@ -17,12 +17,12 @@ def to_markdown(report: Report) -> str:
         "",
         *_explanation(report),
         *(line for note in report.notes for line in (f"Note: {note}.", "")),
-        f"- Backend: {artifact['backend']}; {artifact['arithmetic']['note']}.",
-        f"- Arithmetic is the target's: {'yes' if artifact['arithmetic']['is_target'] else 'no'}.",
-        f"- Artifact: {artifact['model_type']}, {artifact['precision']}, {artifact['max_sequence_length']} cache slots"
-        f"{', headless' if artifact['headless'] else ''}"
-        f"{', logits of the last position only' if artifact['last_logits_only'] else ''}.",
-        f"- Tokens: {tokens['count']}, {tokens['origin']}; a prefill of {tokens['prefill']}, {tokens['decode']} steps.",
+        f"- Backend: {artifact.backend}; {artifact.arithmetic.note}.",
+        f"- Arithmetic is the target's: {'yes' if artifact.arithmetic.is_target else 'no'}.",
+        f"- Artifact: {artifact.model_type}, {artifact.precision}, {artifact.max_sequence_length} cache slots"
+        f"{', headless' if artifact.headless else ''}"
+        f"{', logits of the last position only' if artifact.last_logits_only else ''}.",
+        f"- Tokens: {tokens.count}, {tokens.origin}; a prefill of {tokens.prefill}, {tokens.decode} steps.",
         "- Reference: eager PyTorch in float64 on the source's weights, whole sequence, no cache. Floor: eager "
         "PyTorch's own error in the artifact's precision, along the same cached calls.",
         "",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
 
@@ -27,19 +28,19 @@ class TableRow(NamedTuple):
 
 def table_rows(report: Report) -> list[TableRow]:
     """A row for each check, and one for what rounding the weights costs."""
-    rows = [TableRow((r.name, str(r.verdict), *_cells(r.figures)), str(r.verdict)) for r in report.checks]
+    rows = [TableRow((r.name, str(r.verdict), *_cells(r.stretch)), str(r.verdict)) for r in report.checks]
     cost = report.weight_rounding
     if cost is not None:
-        cells = (WEIGHTS, "", number(cost["rms"]), "", "", number(cost["max"]), "", "", "", "")
+        cells = (WEIGHTS, "", number(cost.rms), "", "", number(cost.max), "", "", "", "")
         rows.append(TableRow(cells, ""))
     return rows
 
 
 def footnotes(report: Report) -> list[str]:
     """What the table's columns and its last row are."""
-    notes = [_LIMITS] if any("rms_floor" in result.figures for result in report.checks) else []
+    notes = [_LIMITS] if any(result.stretch for result in report.checks) else []
     if report.weight_rounding is not None:
-        precision = report.artifact["precision"]
+        precision = report.artifact.precision
         notes.append(
             f"{WEIGHTS} is what rounding the weights to {precision} costs by itself, in a float64 run: part of error "
             "and floor alike."
@@ -47,19 +48,18 @@ def footnotes(report: Report) -> list[str]:
     return notes
 
 
-def _cells(figures: Any) -> tuple[str, ...]:
-    if "rms_floor" not in figures:
-        ties = figures.get("ties")
-        return ("", "", "", "", "", "", "", "" if ties is None else str(len(ties)))
+def _cells(stretch: StretchFigures | None) -> tuple[str, ...]:
+    if stretch is None:
+        return ("",) * (len(HEADINGS) - 2)
     return (
-        number(figures["rms"]),
-        number(figures["rms_floor"]),
-        _times(figures["rms_ratio"]),
-        number(figures["max"]),
-        number(figures["max_floor"]),
-        _times(figures["max_ratio"]),
-        str(figures["worst_position"]),
-        str(len(figures["ties"])),
+        number(stretch.rms),
+        number(stretch.rms_floor),
+        _times(stretch.rms_ratio),
+        number(stretch.max),
+        number(stretch.max_floor),
+        _times(stretch.max_ratio),
+        str(stretch.worst_position),
+        str(len(stretch.ties)),
     )
 
 

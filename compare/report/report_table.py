@@ -42,6 +42,6 @@ def render_table(report: Report) -> RenderableType:
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
     parts += [Text(""), *troubles] if troubles else []
     parts += [Text(f"{name}: does not apply; {reason}", style="dim") for name, reason in report.skipped]
-    if not report.artifact["arithmetic"]["is_target"]:
-        parts.append(Text(report.artifact["arithmetic"]["note"], style="dim"))
+    if not report.artifact.arithmetic.is_target:
+        parts.append(Text(report.artifact.arithmetic.note, style="dim"))
     return Group(*parts)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW = "\u202f"  # a narrow space at which no line breaks
 PLAIN_FROM, PLAIN_BELOW = 1e-3, 1e5  # numbers in between are written without a power of ten
-
-
-def real(value: Any) -> float:
-    """A number of report.json; `NaN`, `Infinity` and `-Infinity` are strings there, and what is missing is NaN."""
-    return math.nan if value is None else float(value)
 
 
 def power(exponent: int) -> str:
@@ -20,9 +14,8 @@ def power(exponent: int) -> str:
     return "1" if exponent == 0 else "10" + str(exponent).translate(SUPERSCRIPT)
 
 
-def figure(value: Any) -> str:
+def figure(number: float) -> str:
     """A number with two significant digits: 0.012, or a power of ten."""
-    number = real(value)
     if not math.isfinite(number):
         return "NaN" if math.isnan(number) else ("∞" if number > 0 else "−∞")
     if number == 0:
@@ -35,9 +28,8 @@ def figure(value: Any) -> str:
     return f"{sign}{mantissa}{NARROW}×{NARROW}{power(int(exponent))}"
 
 
-def ratio(value: Any) -> str:
+def ratio(number: float) -> str:
     """How many times something is another: 0.82, 24.1, 1,340, or a power of ten."""
-    number = real(value)
     if not math.isfinite(number) or number >= PLAIN_BELOW:
         return figure(number)
     return f"{number:.2f}" if number < 10 else f"{number:,.1f}" if number < 100 else f"{number:,.0f}"
@@ -48,7 +40,7 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,}\u00a0{one if count == 1 else many or one + 's'}"
 
 
-def span(first: Any, last: Any) -> str:
+def span(first: int, last: int) -> str:
     """A range of positions."""
     return str(first) if first == last else f"{first}–{last}"
 

@@ -1,13 +1,16 @@
-"""What the tables of report.html show, worked out from report.json: key figures, bars, tokens, and what ran."""
+"""What the tables of report.html show: key figures, bars, tokens, and what ran."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
-from blockexport.compare.report.report_text import figure, plural, ratio, real
+from blockexport.compare.core.check import Verdict
+from blockexport.compare.core.tolerances import TIE_FACTOR
+from blockexport.compare.report.report import Report
+from blockexport.compare.report.report_text import figure, plural, ratio
 
 LIMIT_AT = 0.7  # where on a bar the limit stands
 TOKENS_SHOWN = 60  # rows of the table of top-1 tokens
@@ -51,93 +54,87 @@ class TokenTable:
     more: int
 
 
-def key_figures(data: Mapping[str, Any]) -> list[KeyFigure]:
+def key_figures(report: Report) -> list[KeyFigure]:
     """The few numbers that decided: the worst of each kind, over all checks against the floor."""
-    judged = [check for check in data["checks"] if check["verdict"] != "not judged"]
-    measured = [check["figures"] for check in judged if "rms_floor" in check["figures"]]
-    tokens = [check["figures"] for check in judged if "disagreements" in check["figures"]]
+    judged = [check for check in report.checks if check.verdict is not Verdict.NOT_JUDGED]
     entries = []
-    for kind, words in (("rms", "rms error, in the worst check"), ("max", "largest error, at the worst position")):
-        if measured:
-            worst = max(measured, key=lambda figures: _badness(figures, kind))
-            limit, times = real(worst[f"{kind}_limit"]), real(worst[f"{kind}_ratio"])
-            said = "times eager’s " if isfinite(times) else ""
-            entries.append(KeyFigure(ratio(times), f"{said}{words}; limit {limit:g}"))
-    if tokens:
-        wrong, ties = (sum(len(figures[k]) for figures in tokens) for k in ("disagreements", "ties"))
-        entries.append(KeyFigure(f"{wrong:,}", f"likeliest tokens that differ; {plural(ties, 'tie')}"))
-    if data["positions"]:
-        count, slots = len(data["positions"]["position"]), data["artifact"]["max_sequence_length"]
+    if measured := [check.stretch for check in judged if check.stretch]:
+        rms, largest = max(measured, key=lambda s: s.rms_share), max(measured, key=lambda s: s.max_share)
+        wrong, ties = (
+            sum(map(len, lists)) for lists in zip(*((s.disagreements, s.ties) for s in measured), strict=True)
+        )
+        entries = [
+            _times(rms.rms_ratio, rms.rms_limit, "rms error, in the worst check"),
+            _times(largest.max_ratio, largest.max_limit, "largest error, at the worst position"),
+            KeyFigure(f"{wrong:,}", f"likeliest tokens that differ; {plural(ties, 'tie')}"),
+        ]
+    if report.positions:
+        count, slots = len(report.positions.position), report.artifact.max_sequence_length
         entries.append(KeyFigure(f"{count:,}", f"positions in the plot below, of {slots:,} slots"))
     return entries
 
 
-def _badness(figures: Mapping[str, Any], kind: str) -> float:
-    share = real(figures[f"{kind}_ratio"]) / real(figures[f"{kind}_limit"])
-    return share if share == share else float("inf")
+def _times(times: float, limit: float, words: str) -> KeyFigure:
+    return KeyFigure(ratio(times), f"{'times eager’s ' if isfinite(times) else ''}{words}; limit {limit:g}")
 
 
-def share_of(value: Any, limit: Any) -> Share:
+def share_of(value: float, limit: float) -> Share:
     """A ratio against its limit."""
-    share = real(value) / real(limit)
-    width = min(share * LIMIT_AT, 1.0) if share == share else 1.0
-    return Share(not share <= 1, f"{width:.1%}")
+    share = value / limit
+    return Share(not share <= 1, f"{1.0 if isnan(share) else min(share * LIMIT_AT, 1.0):.1%}")
 
 
-def verdict_kind(verdict: str) -> str:
+def verdict_kind(verdict: Verdict) -> str:
     """The CSS class of a verdict: `pass`, `fail` or `open`."""
-    return verdict if verdict in ("pass", "fail") else "open"
+    return "open" if verdict is Verdict.NOT_JUDGED else str(verdict)
 
 
-def token_table(data: Mapping[str, Any]) -> TokenTable:
+def token_table(report: Report) -> TokenTable:
     """Positions at which the artifact's likeliest token is another one than the reference's."""
-    rows = list(_token_rows(data))
-    return TokenTable(
-        rows[:TOKENS_SHOWN],
-        any("ties" in check["figures"] for check in data["checks"]),
-        real(data["tolerances"]["tie_factor"]["value"]),
-        max(len(rows) - TOKENS_SHOWN, 0),
-    )
+    rows = list(_token_rows(report))
+    judged = any(check.stretch for check in report.checks)
+    return TokenTable(rows[:TOKENS_SHOWN], judged, TIE_FACTOR.value, max(len(rows) - TOKENS_SHOWN, 0))
 
 
-def _token_rows(data: Mapping[str, Any]) -> Iterator[TokenRow]:
-    columns = data["positions"]
-    where = {p: i for i, p in enumerate(columns.get("position", []))}
-    factor = real(data["tolerances"]["tie_factor"]["value"])
-    for check in data["checks"]:
-        along = check["name"] in ("prefill", "decode", "last-slot") and "top1" in columns
-        for key, words, kind in (("disagreements", "differs", "fail"), ("ties", "tie", "pass")):
-            positions = check["figures"].get(key, [])
-            if positions and not along:  # of rows of their own, of which the report has no more than the positions
+def _token_rows(report: Report) -> Iterator[TokenRow]:
+    columns = report.positions
+    for check in report.checks:
+        if check.stretch is None:
+            continue
+        for positions, words, kind in (
+            (check.stretch.disagreements, "differs", "fail"),
+            (check.stretch.ties, "tie", "pass"),
+        ):
+            if columns and columns.top1 and columns.reference_top1 and columns.margin and check.check.along:
+                for position in positions:
+                    i = columns.position.index(position)
+                    tokens = (columns.reference_top1[i], columns.top1[i])
+                    limit = figure(TIE_FACTOR.value * columns.max_floor[i])
+                    yield TokenRow(kind, check.name, words, (position, *tokens, figure(columns.margin[i]), limit))
+            elif positions:  # of rows of their own, of which the report has no more than the positions
                 listed = ", ".join(map(str, positions[:TOKENS_LISTED])) + (" …" if positions[TOKENS_LISTED:] else "")
-                yield TokenRow(kind, check["name"], words, listed=listed)
-                continue
-            for position in positions:
-                i = where[position]
-                limit = figure(factor * real(columns["max_floor"][i]))
-                tokens = (columns["reference_top1"][i], columns["top1"][i])
-                yield TokenRow(kind, check["name"], words, (position, *tokens, figure(columns["margin"][i]), limit))
+                yield TokenRow(kind, check.name, words, listed=listed)
 
 
-def facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(report: Report) -> list[tuple[str, str]]:
     """What was judged, on what, and with which versions."""
-    artifact, tokens = data["artifact"], data["tokens"]
-    kind = ["headless"] if artifact["headless"] else []
-    kind += ["logits of the last position only"] if artifact["last_logits_only"] else []
-    stretches = [f"a prefill of {tokens['prefill']}", plural(tokens["decode"], "step")]
-    stretches += [f"the last {plural(tokens['last'], 'slot')}"] if tokens["last"] else []
-    whose = "that of the target" if artifact["arithmetic"]["is_target"] else "not that of the target"
+    artifact, tokens = report.artifact, report.tokens
+    kind = ["headless"] if artifact.headless else []
+    kind += ["logits of the last position only"] if artifact.last_logits_only else []
+    stretches = [f"a prefill of {tokens.prefill}", plural(tokens.decode, "step")]
+    stretches += [f"the last {plural(tokens.last, 'slot')}"] if tokens.last else []
+    whose = "that of the target" if artifact.arithmetic.is_target else "not that of the target"
     return [
-        ("Model", artifact["model_type"]),
-        ("Precision", artifact["precision"]),
-        ("Cache", plural(artifact["max_sequence_length"], "slot")),
+        ("Model", artifact.model_type),
+        ("Precision", str(artifact.precision)),
+        ("Cache", plural(artifact.max_sequence_length, "slot")),
         *([("Outputs", ", ".join(kind))] if kind else []),
-        ("Backend", artifact["backend"]),
-        *([("Called as", artifact["convention"])] if "convention" in artifact else []),
-        ("Arithmetic", f"{artifact['arithmetic']['note']}; {whose}"),
-        ("Tokens", f"{tokens['count']:,}, {tokens['origin']}"),
+        ("Backend", artifact.backend),
+        *([("Called as", artifact.convention)] if artifact.convention is not None else []),
+        ("Arithmetic", f"{artifact.arithmetic.note}; {whose}"),
+        ("Tokens", f"{tokens.count:,}, {tokens.origin}"),
         ("Stretches", ", ".join(stretches)),
         ("Reference", "eager PyTorch in float64 on the source’s weights, the whole sequence, no cache"),
-        ("Floor", f"eager PyTorch’s own error in {artifact['precision']} on the same tokens"),
-        *data["versions"].items(),
+        ("Floor", f"eager PyTorch’s own error in {artifact.precision} on the same tokens"),
+        *report.versions.items(),
     ]

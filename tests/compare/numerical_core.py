@@ -44,21 +44,15 @@ def trained_model(folder: str) -> Iterator[tuple[str, Checkpoint, Precision]]:
 
 def line(name: str, backend: str, report: Report) -> dict[str, object]:
     """A judgement in a few figures."""
-    ratios = {
-        f"{kind}_share": max(
-            float(r.figures[f"{kind}_ratio"]) / float(r.figures[f"{kind}_limit"])
-            for r in report.checks
-            if f"{kind}_ratio" in r.figures
-        )
-        for kind in ("rms", "max")
-    }
+    found = [r.stretch for r in report.checks if r.stretch]
     search = None if report.explanation is None else report.explanation.search
     return {
         "model": name,
         "backend": backend,
         "verdict": str(report.verdict),
         "failed": [f"{r.name}: {r.message}" for r in report.checks if r.verdict == "fail"],
-        **ratios,
+        "rms_share": max(s.rms_share for s in found),
+        "max_share": max(s.max_share for s in found),
         "replayed": None if search is None else [search.reproduced, search.ratio],
         "located": None if search is None or search.location is None else search.location.sentence,
     }

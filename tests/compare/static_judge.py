@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from blockexport.compare.core.check import CheckResult
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -18,6 +20,7 @@ from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.runtime.open import open_decoder
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+Measured = TypeVar("Measured", bound=Figures)
 
 
 def judged(folder: Path, checkpoint: Checkpoint, name: str, backend: str = "replay") -> CheckResult:
@@ -25,6 +28,12 @@ def judged(folder: Path, checkpoint: Checkpoint, name: str, backend: str = "repl
     options = replace(bundle_options(folder, backend, checks=(name,)), explain=None)
     (result,) = judge(open_decoder(folder, backend, verify="nothing"), checkpoint, options).checks
     return result
+
+
+def figures_of(result: CheckResult, kind: type[Measured]) -> Measured:
+    """What a check measured, which has to be of that kind."""
+    assert isinstance(result.figures, kind)
+    return result.figures
 
 
 def spoilt(bundle: Path, folder: Path, file: str, changes: dict[str, Change]) -> Path:

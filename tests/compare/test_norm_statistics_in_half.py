@@ -48,9 +48,8 @@ def verdicts(folder: Path, checkpoint: Checkpoint, backend: str, record: Callabl
         open_decoder(folder, backend, verify="nothing"), checkpoint, bundle_options(folder, backend, checks=CHECKS)
     )
     for result in report.checks:
-        if "rms" in result.figures:
-            ratio, floor = result.figures["rms_ratio"], result.figures["rms_floor"]
-            error = f"rms {result.figures['rms']:.2g}, floor {floor:.2g}, ratio {ratio:.3g}"
+        if found := result.stretch:
+            error = f"rms {found.rms:.2g}, floor {found.rms_floor:.2g}, ratio {found.rms_ratio:.3g}"
             record(TABLE, f"{folder.name:8} {backend:12} {result.name:10} {result.verdict:5} {error}")
     return report
 
@@ -71,6 +70,6 @@ def test_only_the_replay_sees_statistics_in_half(
     assert failed(sound["onnxruntime"]) == failed(sound["replay"]) == set()
     assert failed(halved["onnxruntime"]) == {"types"}
     assert failed(halved["replay"]) == {"prefill", "decode", "last-slot", "types"}
-    assert sound["replay"].artifact["arithmetic"]["is_target"]
-    assert not sound["onnxruntime"].artifact["arithmetic"]["is_target"]
+    assert sound["replay"].artifact.arithmetic.is_target
+    assert not sound["onnxruntime"].artifact.arithmetic.is_target
     assert ONNX_FILE in {path.name for path in spoilt.iterdir()}

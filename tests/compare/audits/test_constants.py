@@ -13,6 +13,7 @@ import torch
 
 from blockexport.compare.audits.constant_audit import audit_constants
 from blockexport.compare.audits.table_difference import table_problem
+from blockexport.compare.checks.check_constants import ConstantFigures
 from blockexport.compare.core.check import Verdict
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.export.bundle.rope_file import ROPE_FILE
@@ -20,7 +21,7 @@ from blockexport.models.block.rope import rope_table
 from blockexport.models.config.model_config import RopeScaling
 from blockexport.models.precision import Precision
 from tests.any_model import draw
-from tests.compare.static_judge import Change, judged, spoilt
+from tests.compare.static_judge import Change, figures_of, judged, spoilt
 from tests.exported import EVERYTHING, export, gainful
 from tests.zoo_bench import Bench
 from tests.zoo_edits import attribute, norm_half, rope_backwards, rope_missing, table
@@ -167,7 +168,8 @@ def test_a_wrong_constant_is_said(
     result = judged(bench.save(tmp_path / "spoilt", bundles[precision]), CHECKPOINT, "constants")
     assert result.verdict is Verdict.FAIL
     assert said in result.message, result.message
-    assert len(result.figures["problems"]) <= 4 and result.figures["unseen"] == []
+    figures = figures_of(result, ConstantFigures)
+    assert len(figures.problems) <= 4 and figures.unseen == []
 
 
 def at(rows: slice, change: Change) -> Change:
@@ -200,7 +202,9 @@ def test_a_wrong_table_is_said(
     result = judged(spoilt(bundles[precision], tmp_path / "b", ROPE_FILE, changes), CHECKPOINT, "constants")
     assert result.verdict is Verdict.FAIL
     assert result.message.startswith(said), result.message
-    assert [f"({kind})" for kind in changes] == [problem[-5:] for problem in result.figures["problems"]]
+    assert [f"({kind})" for kind in changes] == [
+        problem[-5:] for problem in figures_of(result, ConstantFigures).problems
+    ]
 
 
 def test_the_last_bit_of_a_table_is_another_machines_own(bundles: dict[Precision, Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from blockexport.compare.audits.type_audit import audit_types
+from blockexport.compare.checks.check_types import TypeFigures
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
@@ -16,6 +17,7 @@ from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
+from tests.compare.static_judge import figures_of
 from tests.exported import EVERYTHING, export, random_model
 from tests.zoo_bench import Bench
 from tests.zoo_edits import norm_half
@@ -104,4 +106,4 @@ def test_the_audit_is_a_check(bundles: dict[Precision, Path], tmp_path: Path) ->
     (spoilt,) = judged(bench.save(tmp_path / "spoilt", bundles[Precision.FP16])).checks
     assert spoilt.verdict is Verdict.FAIL
     assert spoilt.message == "norm statistics: 12 in FLOAT, 1 in FLOAT16, wanted FLOAT"
-    assert spoilt.figures["norm statistics"] == {"FLOAT": 12, "FLOAT16": 1}
+    assert figures_of(spoilt, TypeFigures).found["norm statistics"] == {"FLOAT": 12, "FLOAT16": 1}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from blockexport.compare.audits.artifact_weights import artifact_weights
+from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
@@ -24,7 +25,7 @@ from blockexport.models.precision import Precision
 from blockexport.runtime.eager import EagerDecoder
 from tests.any_model import draw, write
 from tests.compare.memory_checkpoint import MemoryCheckpoint
-from tests.compare.static_judge import Change, judged, spoilt
+from tests.compare.static_judge import Change, figures_of, judged, spoilt
 from tests.exported import EVERYTHING, Gainful, export, gainful
 
 CHECKPOINT = gainful(EVERYTHING)
@@ -112,7 +113,7 @@ def test_a_wrong_value_is_said(
     result = judged(folder, CHECKPOINT, "parameters")
     assert result.verdict is Verdict.FAIL
     assert re.match(said, result.message), result.message
-    assert set(result.figures["differing"]) == set(changes)
+    assert set(figures_of(result, ParameterFigures).differing or ()) == set(changes)
     for one, other in re.findall(r"\] is (\S+) and the checkpoint's ([^\s,;]+)", result.message):
         assert one != other, result.message
 
@@ -123,7 +124,7 @@ def test_the_first_ones_are_described_and_all_are_counted(bundles: dict[Precisio
     result = judged(folder, CHECKPOINT, "parameters")
     assert result.message.count("is 2 times the checkpoint's") == 3
     assert result.message.endswith(f"; {len(gains) - 3} weights more differ")
-    assert result.figures["differing"] == gains
+    assert figures_of(result, ParameterFigures).differing == gains
 
 
 def test_an_artifact_in_another_type_is_said(bundles: dict[Precision, Path]) -> None:
@@ -157,7 +158,7 @@ def test_a_tied_head_and_onnx_runtime(tmp_path: Path) -> None:
     assert judged(tmp_path / "tied", checkpoint, "parameters", "onnxruntime").verdict is Verdict.PASS
     folder = spoilt(tmp_path / "tied", tmp_path / "spoilt", WEIGHTS_FILE, {EMBEDDING: zero_rows})
     result = judged(folder, checkpoint, "parameters", "onnxruntime")
-    assert result.verdict is Verdict.FAIL and result.figures["differing"] == [EMBEDDING]
+    assert result.verdict is Verdict.FAIL and figures_of(result, ParameterFigures).differing == [EMBEDDING]
 
 
 ANOTHER = [pytest.param(precision, marks=pytest.mark.full) for precision in (Precision.FP32, Precision.FP16)]

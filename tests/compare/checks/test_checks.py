@@ -11,6 +11,8 @@ import torch
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.checks import check_parameters
 from blockexport.compare.checks.catalogue import ALL_CHECKS
+from blockexport.compare.checks.check_causality import CausalityFigures
+from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
@@ -24,6 +26,7 @@ from blockexport.runtime.eager import EagerDecoder
 from tests.compare import broken
 from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
 from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
+from tests.compare.static_judge import figures_of
 
 M = 64
 ALL = {
@@ -166,7 +169,9 @@ def test_parameters(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> Non
         assert complaint in report.checks[0].message
     # The arithmetic is a second opinion on the list of names: both would have to be wrong.
     report = judge(eager(tiny, M), tiny, options(tiny, checks=("parameters",)))
-    assert report.checks[0].figures["found"] == sum(tensor.numel() for tensor in eager_model(tiny).parameters())
+    assert figures_of(report.checks[0], ParameterFigures).found == sum(
+        tensor.numel() for tensor in eager_model(tiny).parameters()
+    )
 
 
 def test_parameters_are_also_held_against_the_arithmetic(
@@ -222,7 +227,7 @@ def test_small_caches(tiny: Checkpoint, eager: Callable[..., EagerDecoder], slot
 def test_one_check_runs_only_what_it_needs(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
     report = judge(eager(tiny, M), tiny, options(tiny, checks=("decode",)))
     assert [result.name for result in report.checks] == ["decode"]
-    assert report.tokens["count"] == 32 + 12 and report.tokens["last"] == 0
+    assert report.tokens.count == 32 + 12 and report.tokens.last == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -237,8 +242,8 @@ def test_tokens_that_are_all_but_the_same_are_no_failure(
         report = judge(eager(checkpoint, M, dtype), checkpoint, options(checkpoint, checks=("causality",)))
         # Where no token moves anything, there is nothing that could have moved too early.
         assert report.verdict is (Verdict.PASS if moves else Verdict.NOT_JUDGED), report.checks[0]
-        figures = report.checks[0].figures
-        assert all((change["effect"] > 8 * figures["limit"]) is moves for change in figures["changes"])
+        figures = figures_of(report.checks[0], CausalityFigures)
+        assert all((change.effect > 8 * figures.limit) is moves for change in figures.changes)
         deaf = judge(
             Broken(eager_model(checkpoint, dtype), M, broken.always_the_same),
             checkpoint,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
-from blockexport.compare.checks.catalogue import ALL_CHECKS
+from blockexport.compare.checks.check_cached_path import decode
 from blockexport.compare.core.check import Outcome, Verdict
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
@@ -186,10 +186,8 @@ def test_an_artifact_that_ignores_its_tokens_fails_where_they_are_told_apart() -
 
 
 def test_a_check_that_compared_nothing_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = replace(
-        next(check for check in ALL_CHECKS if check.name == "decode"), function=lambda _: Outcome("fine", 0)
-    )
-    monkeypatch.setattr("blockexport.compare.judge.choose_checks", lambda names: (entry,))
+    entry = replace(decode, function=lambda _: Outcome("fine", 0))
+    monkeypatch.setattr("blockexport.compare.checks.catalogue.ALL_CHECKS", (entry,))
     report = Situation(nothing, "").judged()
     assert (report.verdict, report.exit_code, report.checks[0].message) == (NOT_JUDGED, 3, "nothing was compared")
 

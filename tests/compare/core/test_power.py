@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from blockexport.compare.core.check import Outcome, Verdict
+from blockexport.compare.core.check import Check, Kind, Outcome, Verdict
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import Floor
 from blockexport.compare.core.power import doubts, lost_in, spread_over_positions
@@ -69,5 +69,5 @@ def test_outputs_that_do_not_depend_on_the_position() -> None:
     ],
 )
 def test_one_rule_makes_a_verdict_of_what_a_check_found(outcome: Outcome, verdict: Verdict, message: str) -> None:
-    result = outcome.result("some")
+    result = outcome.result(Check("some", "", Kind.CONTENT, lambda context: outcome))
     assert (result.name, result.verdict, result.message) == ("some", verdict, message)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from blockexport.compare.checks.catalogue import ALL_CHECKS
-from blockexport.compare.core.check import CheckResult, Verdict
+from blockexport.compare.checks.check_capacity import capacity
+from blockexport.compare.checks.check_parameters import parameters
+from blockexport.compare.core.check import Check, CheckResult, Kind, Outcome, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.explain.explain import Explanation, explain
-from blockexport.compare.explain.failing_calls import ALONG, no_walk, walk_of
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_html import to_html
@@ -33,6 +35,7 @@ from tests.compare.broken_calls import (
 from tests.compare.memory_checkpoint import MemoryCheckpoint, eager_model
 
 M = 64
+ALONG = [entry.name for entry in ALL_CHECKS if entry.along]
 NOTE = "no graph here"
 OPTIONS = JudgeOptions(
     backend="eager",
@@ -73,7 +76,7 @@ def test_what_one_row_does_not_show_is_said_to_be_elsewhere(
 
 def test_a_check_about_the_end_of_the_cache_has_a_sentence_too(tiny: MemoryCheckpoint) -> None:
     found = explained(tiny, noise_at(1000, 0.0), "capacity", kind=Unchecked)
-    assert found.sentences == [f"capacity: not located; {no_walk('capacity')}"]
+    assert found.sentences == [f"capacity: not located; {capacity.unlocated}"]
 
 
 def test_the_calls_of_the_check_that_failed_are_looked_into(tiny: MemoryCheckpoint) -> None:
@@ -116,7 +119,7 @@ def test_nan_alone_has_no_cause(tiny: MemoryCheckpoint) -> None:
 
 
 def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCheckpoint) -> None:
-    failed = CheckResult("parameters", Verdict.FAIL, "model.norm.weight is 1.05 times the checkpoint's")
+    failed = CheckResult(parameters, Verdict.FAIL, "model.norm.weight is 1.05 times the checkpoint's")
 
     def with_the_file(context: CheckContext, results: object) -> Explanation | None:
         assert isinstance(results, list)
@@ -127,28 +130,28 @@ def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCh
     assert report.explanation is not None and report.explanation.diagnosis is not None
     # That no known defect does it too is no news where the cause is named.
     assert report.explanation.cause_sentences == [f"likely cause: {failed.message}"]
-    assert "None of" not in to_html(report.to_json())
-    alone = explain(_context(tiny), [failed], None)
+    assert "None of" not in to_html(report)
+    alone = explain(_judgement(tiny)[0], [failed], None)
     assert alone is not None and alone.sentences == [f"likely cause: {failed.message}"]
 
 
 def test_every_check_has_a_walk_or_a_reason(tiny: MemoryCheckpoint) -> None:
-    context = _context(tiny)
-    reasons = set()
+    context, results = _judgement(tiny)
+    measured = {result.name: result.figures for result in results}
+    silent = Check("", "", Kind.TYPES, function=lambda context: Outcome("", 0))
     for entry in ALL_CHECKS:
-        walk = walk_of(CheckResult(entry.name, Verdict.FAIL, "", {"prompt": 3, "tokens": [1, 2]}), context)
+        walk = entry.calls(context, measured.get(entry.name))
         if walk is not None:
             assert walk.calls[0].start == 0 and walk.calls[-1].stop <= len(walk.ids_S) and walk.within
-        elif entry.name not in ALONG:
-            reasons.add(no_walk(entry.name))
-    assert no_walk("none such") not in reasons
+        else:
+            assert entry.along or entry.kind is Kind.CONTENT or entry.unlocated != silent.unlocated
 
 
-def _context(tiny: MemoryCheckpoint) -> CheckContext:
-    kept: list[CheckContext] = []
+def _judgement(tiny: MemoryCheckpoint) -> tuple[CheckContext, Sequence[CheckResult]]:
+    kept: list[tuple[CheckContext, Sequence[CheckResult]]] = []
 
-    def keep(context: CheckContext, results: object) -> None:
-        kept.append(context)
+    def keep(context: CheckContext, results: Sequence[CheckResult]) -> None:
+        kept.append((context, results))
 
     judge(Broken(eager_model(tiny), M, noise_at(1000, 0.0)), tiny, replace(OPTIONS, explain=keep, locate=True))
     return kept[0]

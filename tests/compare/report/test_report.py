@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from blockexport.compare.core.check import CheckResult, Verdict
+from blockexport.compare.checks.catalogue import choose_checks
+from blockexport.compare.core.check import Check, CheckResult, Kind, Outcome, Verdict
+from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, TABLE
-from blockexport.compare.report.report import Report
+from blockexport.compare.report.report import Artifact, Report, RoundingCost, Stretches
 from blockexport.compare.report.report_files import write_report
-from blockexport.compare.report.report_limits import title_of_limit
 from blockexport.compare.report.report_rows import HEADINGS
 from blockexport.compare.report.report_table import render_table
+from blockexport.models.precision import Precision
+from blockexport.runtime.backends import Arithmetic
 
 PASS, FAIL, NOT_JUDGED = Verdict.PASS, Verdict.FAIL, Verdict.NOT_JUDGED
 
 
-def report_of(*verdicts: Verdict, figures: dict[str, object] | None = None) -> Report:
-    checks = tuple(CheckResult(f"check-{i}", v, f"message {i}", figures or {}) for i, v in enumerate(verdicts))
-    artifact = {
-        "backend": "onnxruntime",
-        "precision": "fp32",
-        "max_sequence_length": 64,
-        "headless": False,
-        "last_logits_only": False,
-        "model_type": "llama",
-        "arithmetic": {"is_target": True, "note": "every operator in float32"},
-    }
-    tokens = {"origin": "random ids, seed 0", "count": 64, "prefill": 32, "decode": 24, "last": 8}
-    return Report(artifact, tokens, checks, (), None, {}, {"torch": "2"})
+def check_named(name: str, kind: Kind = Kind.NUMERICAL) -> Check:
+    return Check(name, "", kind, lambda context: Outcome("", 0))
+
+
+def report_of(*verdicts: Verdict, figures: Figures | None = None) -> Report:
+    checks = tuple(CheckResult(check_named(f"check-{i}"), v, f"message {i}", figures) for i, v in enumerate(verdicts))
+    arithmetic = Arithmetic(is_target=True, can_judge=True, note="every operator in float32")
+    artifact = Artifact("onnxruntime", Precision.FP32, 64, False, False, "llama", arithmetic)
+    tokens = Stretches("random ids, seed 0", 64, 32, 24, 8)
+    return Report(artifact, tokens, checks, (), None, None, {"torch": "2"})
+
+
+def result_of(name: str, verdict: Verdict = PASS) -> CheckResult:
+    return CheckResult(choose_checks((name,))[0], verdict, "")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,8 @@ def test_the_verdict_is_that_of_the_worst_check(verdicts: tuple[Verdict, ...], e
 
 def summary(ran: Sequence[str], left_out: Sequence[str], backend: str = "onnxruntime") -> str:
     report = report_of()
-    checks = tuple(CheckResult(name, PASS, "") for name in ran)
-    artifact = {**report.artifact, "backend": backend}
+    checks = tuple(map(result_of, ran))
+    artifact = replace(report.artifact, backend=backend)
     return replace(report, checks=checks, left_out=tuple(left_out), artifact=artifact).summary
 
 
@@ -77,22 +81,23 @@ def test_eager_is_not_said_to_equal_itself() -> None:
 
 
 def test_a_file_whose_outputs_are_right_is_not_said_to_differ() -> None:
-    failed = replace(report_of(), checks=(CheckResult("parameters", FAIL, ""), CheckResult("decode", PASS, "")))
+    failed = replace(report_of(), checks=(result_of("parameters", FAIL), result_of("decode")))
     assert failed.summary == "fp32 in onnxruntime is not what was asked for: parameters failed"
-    worse = replace(failed, checks=(*failed.checks, CheckResult("batch", FAIL, "")))
+    worse = replace(failed, checks=(*failed.checks, result_of("batch", FAIL)))
     assert worse.summary == "fp32 in onnxruntime differs from eager PyTorch: parameters, batch failed"
 
 
-FIGURES: dict[str, object] = {
-    "rms": 1.23e-5, "rms_floor": 2.3e-6, "rms_ratio": 8.3e5, "rms_limit": 1.5, "max": 1.2e-10, "max_floor": 9.9e-9,
-    "max_ratio": 2.02e6, "max_limit": 8.0, "worst_position": 4095, "not_finite": [], "disagreements": [], "ties": [1],
-}  # fmt: skip
+FIGURES = StretchFigures(
+    positions=64, first_position=0, last_position=4095, rms=1.23e-5, rms_floor=2.3e-6, rms_ratio=8.3e5, rms_limit=1.5,
+    max=1.2e-10, max_floor=9.9e-9, max_ratio=2.02e6, max_limit=8.0, worst_position=4095, relative_l2=0.0, kl_mean=0.0,
+    not_finite=[], ties=[1], disagreements=[],
+)  # fmt: skip
 
 
 def test_the_table_fits_80_columns_whatever_the_figures() -> None:
     report = report_of(FAIL, NOT_JUDGED, figures=FIGURES)
-    checks = tuple(replace(result, name="determinism", message="") for result in report.checks)
-    report = replace(report, checks=checks, weight_rounding={"rms": 2.3e-12, "max": 1.0e-11, "relative_l2": 1.0})
+    checks = tuple(replace(result, check=check_named("determinism"), message="") for result in report.checks)
+    report = replace(report, checks=checks, weight_rounding=RoundingCost(2.3e-12, 1.0e-11, 1.0))
     console = Console(width=80, record=True, file=StringIO())
     console.print(render_table(report))
     lines = console.export_text().splitlines()
@@ -113,12 +118,20 @@ def test_the_page_lists_limits_in_a_line_each(tmp_path: Path) -> None:
     for name, entry in written.items():
         assert entry["evidence"] == TABLE[name].evidence and entry["evidence"] not in page
         assert "_" not in name or name not in page
-        assert title_of_limit(name) != name.replace("_", " "), f"report_limits.py has no words for {name}"
+
+
+@dataclass(frozen=True)
+class Odd(Figures):
+    a: float
+    b: list[float]
+    c: float
+    d: tuple[int, bool]
+    e: None = None
 
 
 def test_json_holds_what_json_lacks_as_text(tmp_path: Path) -> None:
-    figures: dict[str, object] = {"a": float("nan"), "b": [float("inf"), float("-inf")], "c": 1 / 3, "d": (2, True)}
-    write_report(report_of(FAIL, figures=figures), tmp_path / "deep" / "er")
+    inf = float("inf")
+    write_report(report_of(FAIL, figures=Odd(float("nan"), [inf, -inf], 1 / 3, (2, True))), tmp_path / "deep" / "er")
     written = json.loads((tmp_path / "deep" / "er" / "report.json").read_text())
     expected = {"a": "NaN", "b": ["Infinity", "-Infinity"], "c": 0.333333, "d": [2, True]}
     assert written["checks"][0]["figures"] == expected
