@@ -1,6 +1,8 @@
 """Records read back from JSON, strictly: every key is there and known, every value is of its field's type.
 
 A whole number does for a fraction, as in JSON itself; nothing else is converted. Text that holds a number is text.
+
+Why not a library: see "Records are read by our own reader" in docs/concepts/design.md.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return _one_of(get_args(hint), hint, value, where)
     if origin is tuple:
         if isinstance(value, list | tuple):
-            return tuple(_read(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+            kinds = get_args(hint)
+            if kinds[-1] is not Ellipsis and len(kinds) != len(value):
+                raise ValueError(f"{where} is {_shown(value)}, and must be a list of {len(kinds)}")
+            return tuple(_read(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     elif origin is dict:
         if isinstance(value, dict):
             return {key: _read(get_args(hint)[1], item, f"{where}[{key!r}]") for key, item in value.items()}

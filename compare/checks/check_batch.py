@@ -57,16 +57,7 @@ def _share(row: StretchFigures) -> float:
     return float("inf") if row.not_finite or row.disagreements else max(row.rms_share, row.max_share)
 
 
-@partial(
-    Check,
-    "batch",
-    "rows of unequal length in one batch equal each row alone",
-    Kind.NUMERICAL,
-    inapplicable=_no_rows,
-    to_last_slot=True,
-    in_rows=True,
-    calls=_calls,
-)
+@partial(Check, "batch", Kind.NUMERICAL, inapplicable=_no_rows, to_last_slot=True, in_rows=True, calls=_calls)
 def batch(context: CheckContext) -> Outcome:
     """A right-padded prefill of all rows together, then steps that write each row at its own position; and steps of
     rows that stand at other places of the judged sequence, one of them before the last slots.

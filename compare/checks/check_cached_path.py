@@ -18,7 +18,7 @@ def _judge(context: CheckContext, what: str, positions: Sequence[int]) -> Outcom
     return judge_stretch(context, where, context.artifact_errors.select(seen), floors)
 
 
-@partial(Check, "prefill", "the whole prompt in one call", Kind.NUMERICAL, along=True)
+@partial(Check, "prefill", Kind.NUMERICAL, along=True)
 def prefill(context: CheckContext) -> Outcome:
     """Every position of the first call (the last one only where the artifact gives no others)."""
     return _judge(context, f"prefill of {context.plan.prefill} tokens", context.plan.prefill_positions)
@@ -28,14 +28,7 @@ def _no_steps(context: CheckContext) -> str | None:
     return None if context.plan.decode else "no decode steps were asked for"
 
 
-@partial(
-    Check,
-    "decode",
-    "teacher-forced decode, one token at a time",
-    Kind.NUMERICAL,
-    inapplicable=_no_steps,
-    along=True,
-)
+@partial(Check, "decode", Kind.NUMERICAL, inapplicable=_no_steps, along=True)
 def decode(context: CheckContext) -> Outcome:
     """Each step after the prefill, fed with the sequence's own next token."""
     return _judge(context, f"{context.plan.decode} decode steps", context.plan.decode_positions)
@@ -47,15 +40,7 @@ def _no_last_slot(context: CheckContext) -> str | None:
     return None if context.plan.last else "the prefill fills the whole cache"
 
 
-@partial(
-    Check,
-    "last-slot",
-    "decode into the last slots of the cache",
-    Kind.NUMERICAL,
-    inapplicable=_no_last_slot,
-    to_last_slot=True,
-    along=True,
-)
+@partial(Check, "last-slot", Kind.NUMERICAL, inapplicable=_no_last_slot, to_last_slot=True, along=True)
 def last_slot(context: CheckContext) -> Outcome:
     """The cache filled to the brim: the last steps, up to slot M - 1. What is given out on the way there is finite."""
     positions = context.plan.last_positions

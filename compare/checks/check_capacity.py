@@ -32,7 +32,6 @@ class CapacityFigures(Figures):
 @partial(
     Check,
     "capacity",
-    "the last slot is written, and what goes past it is refused",
     Kind.BEHAVIOUR,
     inapplicable=_no_slots,
     unlocated="this check is about the end of the cache, where no output can be held against eager's",

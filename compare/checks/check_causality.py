@@ -63,14 +63,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return prompt_and_steps(context.ids_S, min(LENGTH, context.plan.prefill), "the prompt alone", within)
 
 
-@partial(
-    Check,
-    "causality",
-    "changing a token leaves earlier outputs and cache slots unchanged",
-    Kind.BEHAVIOUR,
-    inapplicable=_cannot,
-    calls=_calls,
-)
+@partial(Check, "causality", Kind.BEHAVIOUR, inapplicable=_cannot, calls=_calls)
 def causality(context: CheckContext) -> Outcome:
     """Repeat a prefill with other tokens from some position on: what lies before must not move, what follows must.
 

@@ -31,14 +31,7 @@ def _calls(context: CheckContext, figures: Figures | None = None) -> FailingCall
     return FailingCalls(context.ids_S, calls, "the prompt in chunks", within)
 
 
-@partial(
-    Check,
-    "chunked",
-    "the prompt in chunks of 1, 2, 3, 7, 16 and the rest",
-    Kind.NUMERICAL,
-    inapplicable=_too_short,
-    calls=_calls,
-)
+@partial(Check, "chunked", Kind.NUMERICAL, inapplicable=_too_short, calls=_calls)
 def chunked(context: CheckContext) -> Outcome:
     """Each chunk reads the slots of the ones before it: several queries after a prefix, which no other call has."""
     calls = _calls(context).calls

@@ -31,7 +31,7 @@ class ConstantFigures(Figures):
         return {"problems": self.problems, "unseen": self.unseen, **self.counts}
 
 
-@partial(Check, "constants", "epsilons, attention scale, windows, RoPE tables", Kind.CONTENT, inapplicable=_no_graph)
+@partial(Check, "constants", Kind.CONTENT, inapplicable=_no_graph)
 def constants(context: CheckContext) -> Outcome:
     """They are the config's in every layer, and each place reads the weight that has its name."""
     assert context.graph is not None

@@ -37,7 +37,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return prompt_and_steps(context.ids_S, min(PROMPT, context.plan.prefill), "the prompt alone", within)
 
 
-@partial(Check, "determinism", "two runs give the same bits", Kind.BEHAVIOUR, calls=_calls)
+@partial(Check, "determinism", Kind.BEHAVIOUR, calls=_calls)
 def determinism(context: CheckContext) -> Outcome:
     """A prefill and a few steps, each time from an empty cache, and single steps at places up to the last slot: dropout
     left on, say, or memory that nobody wrote.

@@ -45,7 +45,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls | Non
     return prompt_and_steps(sequence, prompt, what, within, len(tokens))
 
 
-@partial(Check, "greedy", "greedy tokens equal the reference's", Kind.NUMERICAL, inapplicable=_cannot, calls=_calls)
+@partial(Check, "greedy", Kind.NUMERICAL, inapplicable=_cannot, calls=_calls)
 def greedy(context: CheckContext) -> Outcome:
     """Each token the artifact chooses is the reference's choice for the same prefix, or tied with it.
 

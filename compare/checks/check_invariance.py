@@ -40,14 +40,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return prompt_and_steps(context.ids_S, PROMPT, "the row alone", within)
 
 
-@partial(
-    Check,
-    "invariance",
-    "a row alone and in a batch, and with other rows beside it",
-    Kind.BEHAVIOUR,
-    inapplicable=_cannot,
-    calls=_calls,
-)
+@partial(Check, "invariance", Kind.BEHAVIOUR, inapplicable=_cannot, calls=_calls)
 def invariance(context: CheckContext) -> Outcome:
     """Where `batch` holds rows against the reference, this holds a row against itself.
 

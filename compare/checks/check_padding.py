@@ -43,14 +43,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return prompt_and_steps(context.ids_S, PROMPT, "the row alone", within)
 
 
-@partial(
-    Check,
-    "padding",
-    "tokens in the padding of a prompt have no influence",
-    Kind.NUMERICAL,
-    inapplicable=_cannot,
-    calls=_calls,
-)
+@partial(Check, "padding", Kind.NUMERICAL, inapplicable=_cannot, calls=_calls)
 def padding(context: CheckContext) -> Outcome:
     """A padded prefill and steps through the padding's slots, with two sorts of tokens in the padding.
 

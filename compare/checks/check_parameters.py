@@ -47,13 +47,7 @@ class ForeignWeightFigures(Figures):
     quantised: list[str] | None = None
 
 
-@partial(
-    Check,
-    "parameters",
-    "the file's weights: their number, shapes and values",
-    Kind.CONTENT,
-    inapplicable=_no_file,
-)
+@partial(Check, "parameters", Kind.CONTENT, inapplicable=_no_file)
 def parameters(context: CheckContext) -> Outcome:
     """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
     assert context.weights is not None

@@ -26,11 +26,7 @@ class PrecisionFigures(Figures):
 
 
 @partial(
-    Check,
-    "precision",
-    "the model survives this precision",
-    Kind.MODEL,
-    unlocated="this check runs eager PyTorch alone, and the file has no part in it",
+    Check, "precision", Kind.MODEL, unlocated="this check runs eager PyTorch alone, and the file has no part in it"
 )
 def precision(context: CheckContext) -> Outcome:
     """Eager PyTorch in the artifact's precision gives what the model gives in float64, as nearly as can be judged.

@@ -44,14 +44,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return FailingCalls(context.ids_S, slot_calls(len(context.ids_S)), "the calls whose slots are compared", within)
 
 
-@partial(
-    Check,
-    "slots",
-    "written slots hold eager's keys and values, all others stay unseen and as they were",
-    Kind.BEHAVIOUR,
-    inapplicable=_no_slots,
-    calls=_calls,
-)
+@partial(Check, "slots", Kind.BEHAVIOUR, inapplicable=_no_slots, calls=_calls)
 def slots(context: CheckContext) -> Outcome:
     """The same calls twice: on an empty cache, and on one whose slots all hold large numbers.
 

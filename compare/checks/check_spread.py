@@ -21,14 +21,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return FailingCalls(context.ids_S, context.plan.spread_calls, what, within)
 
 
-@partial(
-    Check,
-    "spread",
-    "single steps and short chunks in turn, over the whole cache",
-    Kind.NUMERICAL,
-    to_last_slot=True,
-    calls=_calls,
-)
+@partial(Check, "spread", Kind.NUMERICAL, to_last_slot=True, calls=_calls)
 def spread(context: CheckContext) -> Outcome:
     """A walk of its own from slot 0 to M - 1. `prefill`, `decode` and `last-slot` take long stretches in one way each;
     here a step comes in every part of the cache, and chunks of many lengths begin at many places.

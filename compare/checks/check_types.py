@@ -34,7 +34,6 @@ class TypeFigures(Figures):
 @partial(
     Check,
     "types",
-    "the types along stream, norms, attention, cache and head",
     Kind.TYPES,
     inapplicable=_no_graph,
     unlocated="this check reads the graph and runs nothing: the place is in its message",

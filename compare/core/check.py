@@ -108,7 +108,6 @@ class Check:
 
     Attributes:
         name: as on the command line.
-        summary: what it looks at, in a few words.
         kind: what it holds against what.
         function: how it is run.
         inapplicable: gives the reason why it says nothing about an artifact, or None where it applies.
@@ -120,7 +119,6 @@ class Check:
     """
 
     name: str
-    summary: str
     kind: Kind
     function: CheckFunction
     inapplicable: Applicable = lambda context: None

@@ -23,6 +23,7 @@ from blockexport.export.tensorrt.trt_build import Built
 from blockexport.export.tensorrt.trt_network import Profile
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
+from blockexport.models.strict_json import read_record
 
 ENGINES = "engines"
 ROOM = 1.1  # an engine with weights to its weights, at least; small models have more overhead
@@ -48,20 +49,6 @@ class EngineEntry:
         """For the manifest."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> EngineEntry:
-        """The inverse of `to_json`; unknown or missing keys raise TypeError or KeyError."""
-        values = dict(data)
-        values["precision"] = Precision(values["precision"])
-        values["compute_capabilities"] = tuple(values["compute_capabilities"])
-        values["profiles"] = tuple(
-            Profile(item["name"], tuple(item["batch_size"]), tuple(item["sequence_length"]))
-            for item in values["profiles"]
-        )
-        for key in ("inputs", "outputs"):
-            values[key] = tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
-        return cls(**values)
-
 
 def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
     """Where an engine is in its bundle."""
@@ -85,10 +72,10 @@ def entry_of(manifest: Manifest, name: str) -> EngineEntry:
         UsageError: its entry is damaged.
     """
     try:
-        return EngineEntry.from_json(manifest.engines[name])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return read_record(EngineEntry, manifest.engines[name], "")
+    except ValueError as error:
         raise UsageError(
-            f"the manifest's entry of {name} is damaged ({error!r}): build that engine again, or take the entry out of "
+            f"the manifest's entry of {name} is damaged ({error}): build that engine again, or take the entry out of "
             f'"engines" in {MANIFEST}'
         ) from error
 

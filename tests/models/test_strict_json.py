@@ -33,6 +33,7 @@ class Outer:
     shape: tuple[str | int, ...]
     named: dict[str, Inner] = field(default_factory=dict)
     seed: int | None = None
+    pair: tuple[int, int] = (0, 1)
     anything: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,7 +53,17 @@ GOOD: dict[str, Any] = {
 def test_every_kind_of_field() -> None:
     outer = read_record(Outer, GOOD, "top")
     assert outer == Outer(
-        3, 2.0, True, Kind.TWO, "fast", Inner(5), ("a", 7), {"x": Inner(1, "y")}, None, {"deep": [1, {"2": None}]}
+        3,
+        2.0,
+        True,
+        Kind.TWO,
+        "fast",
+        Inner(5),
+        ("a", 7),
+        {"x": Inner(1, "y")},
+        None,
+        (0, 1),
+        {"deep": [1, {"2": None}]},
     )
     assert repr(outer.ratio) == "2.0" and repr(outer.kind) == "<Kind.TWO: 'two'>"
     assert read_record(Outer, {**GOOD, "inner": None, "seed": 4}, "top").inner is None
@@ -77,6 +88,8 @@ def test_every_kind_of_field() -> None:
         ({"shape": ["a", 1.5]}, "top.shape[1] is 1.5, and must be text or a whole number"),
         ({"shape": "ab"}, 'top.shape is "ab", and must be a list'),
         ({"named": {"x": 1}}, "top.named['x'] is 1, and must be an object with keys"),
+        ({"pair": [1, 2, 3]}, "top.pair is [1, 2, 3], and must be a list of 2"),
+        ({"pair": [1, "2"]}, 'top.pair[1] is "2", and must be a whole number'),
         ({"seed": "x"}, 'top.seed is "x", and must be a whole number or null'),
         ({"count": "9" * 70}, f'top.count is "{"9" * 56}..., and must be a whole number'),
     ],

@@ -69,5 +69,5 @@ def test_outputs_that_do_not_depend_on_the_position() -> None:
     ],
 )
 def test_one_rule_makes_a_verdict_of_what_a_check_found(outcome: Outcome, verdict: Verdict, message: str) -> None:
-    result = outcome.result(Check("some", "", Kind.CONTENT, lambda context: outcome))
+    result = outcome.result(Check("some", Kind.CONTENT, lambda context: outcome))
     assert (result.name, result.verdict, result.message) == ("some", verdict, message)

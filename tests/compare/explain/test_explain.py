@@ -138,7 +138,7 @@ def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCh
 def test_every_check_has_a_walk_or_a_reason(tiny: MemoryCheckpoint) -> None:
     context, results = _judgement(tiny)
     measured = {result.name: result.figures for result in results}
-    silent = Check("", "", Kind.TYPES, function=lambda context: Outcome("", 0))
+    silent = Check("", Kind.TYPES, function=lambda context: Outcome("", 0))
     for entry in ALL_CHECKS:
         walk = entry.calls(context, measured.get(entry.name))
         if walk is not None:

@@ -26,7 +26,7 @@ PASS, FAIL, NOT_JUDGED = Verdict.PASS, Verdict.FAIL, Verdict.NOT_JUDGED
 
 
 def check_named(name: str, kind: Kind = Kind.NUMERICAL) -> Check:
-    return Check(name, "", kind, lambda context: Outcome("", 0))
+    return Check(name, kind, lambda context: Outcome("", 0))
 
 
 def report_of(*verdicts: Verdict, figures: Figures | None = None) -> Report:
