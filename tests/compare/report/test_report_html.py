@@ -19,7 +19,7 @@ from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, TABLE
 from blockexport.compare.explain.defects import catalogue
-from blockexport.compare.explain.diagnose import Diagnosis
+from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.compare.explain.explain import Explanation
 from blockexport.compare.explain.locate import Location, Search
 from blockexport.compare.explain.sites import LABELS
