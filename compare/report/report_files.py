@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
-from blockexport.export.output.atomic_write import partial_path, remove_abandoned
+from blockexport.export.output.atomic_write import locked, partial_path, remove_abandoned
 from blockexport.export.output.hidden_names import shown
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
@@ -103,8 +103,9 @@ def _write_all(folder: Path, texts: dict[str, str]) -> None:
             path = partial_path(folder / name)
             partials[path] = folder / name
             path.write_text(text, encoding="utf-8")
-        for partial, path in partials.items():
-            os.replace(partial, path)
+        with locked(folder):  # of two reports at once, all three files are the later one's
+            for partial, path in partials.items():
+                os.replace(partial, path)
     except BaseException:
         for partial in partials:
             partial.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from blockexport.export.output.lock import FileLock
+from blockexport.export.output.lock import NO_LOCKS, FileLock
 
 LOCK = ".manifest.lock"
 ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
@@ -57,12 +57,18 @@ def is_running(process: int) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a bundle against other writers of its manifest; waits for them, which takes them milliseconds."""
-    lock = FileLock.take(folder / LOCK)
+    """Hold a folder against others who rename files into it; waits for them, which takes them milliseconds."""
+    lock = None
+    try:
+        lock = FileLock.take(folder / LOCK)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     try:
         yield
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
 
 
 @contextmanager

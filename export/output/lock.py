@@ -5,10 +5,14 @@ flock is taken on a file, for a network file system locks no folder.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system without locks answers."""
 
 
 class FileLock:

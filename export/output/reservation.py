@@ -20,11 +20,9 @@ from pathlib import Path
 from blockexport.export.output.atomic_write import is_running
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.hidden_names import HIDDEN, OLD, PARTIAL, lock_place
-from blockexport.export.output.lock import FileLock
+from blockexport.export.output.lock import NO_LOCKS, FileLock
 from blockexport.export.output.ownership import remove_own
 from blockexport.models.errors import UsageError
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 @contextmanager
@@ -58,7 +56,7 @@ def _take(place: Path, *, shared: bool) -> FileLock | None:
                     return FileLock.take(path, shared=True, wait=False, line=_ourselves())
             raise UsageError(f"{place} {_holder(path)}: wait for it, or choose another output") from None
         except OSError as error:
-            if error.errno in _NO_LOCKS or (shared and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
+            if error.errno in NO_LOCKS or (shared and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                 return None
             raise
 

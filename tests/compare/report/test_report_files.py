@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import tempfile
+import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,31 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     (tmp_path / ".mine.partial").write_text("mine")
     write_report(report_of(PASS), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*NAMES, ".mine.partial"}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_of_two_reports_at_once_all_files_are_one(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one begins while the first renames its files, and waits for it."""
+    replace, calls, others = os.replace, count(1), []
+
+    def in_between(old: Path, new: Path) -> None:
+        if next(calls) == at:
+            others.append(threading.Thread(target=write_report, args=(report_of(FAIL), tmp_path)))
+            others[0].start()
+            others[0].join(0.5)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", in_between)
+    write_report(report_of(PASS), tmp_path)
+    others[0].join()
+    write_report(report_of(FAIL), tmp_path / "alone")
+    assert everything(tmp_path / "alone") == {name: (tmp_path / name).read_bytes() for name in NAMES}
+    assert {path.name for path in tmp_path.iterdir()} == {*NAMES, "alone"}
+
+
+def test_a_file_system_without_locks_takes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    assert set(write_report(report_of(PASS), tmp_path)) == NAMES <= {path.name for path in tmp_path.iterdir()}
