@@ -140,10 +140,14 @@ def test_a_corrupt_gguf(tmp_path: Path, refused: Callable[..., str]) -> None:
 
 
 def test_more_slots_than_the_model_was_trained_for(model: Path, refused: Callable[..., str], tmp_path: Path) -> None:
-    message = refused(model, "-M", "65")
-    assert "65" in message and "64" in message and "--beyond-trained-range" in message
+    for options in ((), ("--force",), ("--fp16",)):
+        message = refused(model, "-M", "65", *options)
+        assert "65" in message and "64" in message and "--beyond-trained-range" in message
     forced = tmp_path / "forced"
-    assert main(["onnx", str(model), "-o", str(forced), "-M", "65", "--beyond-trained-range", "--no-compare"]) == 0
+    assert (
+        main(["onnx", str(model), "-o", str(forced), "-M", "65", "--beyond-trained-range", "--no-compare", "-q"]) == 0
+    )
+    assert "use --force" in refused(model, "-M", "65", "--beyond-trained-range", "-o", str(forced))
     assert json.loads((forced / "manifest.json").read_text())["rope_table_rows"] == 65
 
 

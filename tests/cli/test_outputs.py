@@ -197,16 +197,21 @@ def test_force_replaces_nothing_that_the_manifest_does_not_list(
     assert everything(home) == before
 
 
-def test_force_replaces_a_bundle_through_a_link(made: Path, home: Path) -> None:
+@pytest.mark.parametrize("path", ["link-to-old", "absolute", "link-to-link", "folder/../link-to-old"])
+def test_force_replaces_a_bundle_through_a_link(path: str, made: Path, home: Path) -> None:
     place_input("onnx", made, home)
+    (home / "absolute").symlink_to(home / "old")
+    (home / "link-to-link").symlink_to("link-to-old")
+    (home / "folder").mkdir()
+    before = {each.name for each in home.iterdir()}
     (home / "old" / "engines").mkdir()
     (home / "old" / "engines" / ".x.engine.host-999999999-00000000.partial").touch()  # of a build that was killed
     (home / "old" / "stale").touch()
     manifest = json.loads((home / "old" / "manifest.json").read_text())
     manifest["files"]["stale"] = manifest["files"]["model.onnx"]
     (home / "old" / "manifest.json").write_text(json.dumps(manifest))
-    assert run("onnx", "in", "link-to-old") == 0
-    assert {path.name for path in home.iterdir()} == {"in", "notes.txt", "old", "link-to-old"}
+    assert run("onnx", "in", path) == 0
+    assert {each.name for each in home.iterdir()} == before
     assert (home / "link-to-old").readlink() == Path("old")
     assert not (home / "old" / "stale").exists() and not (home / "old" / "engines").exists()
 

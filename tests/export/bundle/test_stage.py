@@ -20,6 +20,7 @@ from blockexport.export.bundle.stage import Stage, beside, staged
 from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
 from blockexport.export.output.reservation import reserved
 from blockexport.models.errors import UsageError
+from tests.export.tensorrt.trt_support import rtx
 from tests.exported import export, random_model
 
 
@@ -63,9 +64,24 @@ def test_the_second_process_is_told_who_the_first_is(
     assert names(tmp_path) == {"b"}
 
 
-def test_a_command_that_comes_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("onnx", "tiny", "--no-compare"),
+        ("onnx", "tiny", "--no-compare", "--force"),
+        ("redeclare", "{made}", "-M", "9"),
+        ("aoti", "tiny", "--no-compare"),
+        ("trt", "tiny", "--fp16", "--backend", "tensorrt-rtx", "--compute-capability", "8.9"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_comes_second(
+    command: tuple[str, ...], made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command[0] == "trt":
+        rtx()
     with reserved(tmp_path / "b"):
-        assert main(["onnx", "tiny", "-o", str(tmp_path / "b"), "--no-compare", "--quiet"]) == 2
+        assert main([*(word.format(made=made) for word in command), "-o", str(tmp_path / "b"), "--quiet"]) == 2
         assert re.search(
             r"b is in use by process \d+ .*: wait for it, or choose another output", capsys.readouterr().err
         )
