@@ -77,5 +77,5 @@ $(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
 # mypy reads the sources under the names they install as.
 build/types/.linked: Makefile
 	mkdir -p build/types/blockexport
-	for name in $(PACKAGES) __init__.py exporting.py library.py py.typed; do ln -sfn ../../../$$name build/types/blockexport/$$name; done
+	for name in $(PACKAGES) __init__.py cpp_project.py exporting.py library.py py.typed; do ln -sfn ../../../$$name build/types/blockexport/$$name; done
 	touch $@

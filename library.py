@@ -194,15 +194,10 @@ def build_engine(
         NotJudgedError: TensorRT is not installed, or there is no GPU and none was named.
         UsageError: a graph that TensorRT would misread, options that the backend ignores, a GPU it does not serve.
     """
+    from blockexport.export.bundle.engine_entry import engine_name
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
-    from blockexport.export.tensorrt.trt_engine import (
-        check_sources,
-        engine_entry,
-        engine_name,
-        place_engine,
-        staged_engine,
-    )
+    from blockexport.export.tensorrt.trt_engine import check_sources, engine_entry, place_engine, staged_engine
     from blockexport.export.tensorrt.trt_network import bundle_profiles
     from blockexport.export.tensorrt.trt_process import Request, build_engine_file
 

@@ -10,10 +10,10 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.completion import one_of
+from blockexport.cpp_project import CPP_BACKENDS
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import AOTI, ONNXRUNTIME
-from blockexport.runtime.cpp_project import CPP_BACKENDS
 
 
 def cpp(
@@ -46,7 +46,7 @@ def cpp(
 
     Example: blockexport cpp smollm2 -o chat
     """
-    from blockexport.runtime import cpp_project
+    from blockexport import cpp_project
 
     if cmake_dir:
         typer.echo(cpp_project.cmake_dir())

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from blockexport.cli import console
 
 if TYPE_CHECKING:
+    from blockexport.export.bundle.engine_entry import EngineEntry
     from blockexport.export.bundle.manifest import Manifest
-    from blockexport.export.tensorrt.trt_engine import EngineEntry
 
 
 def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
     """Print the entry of the engine `name`: its size, audit and profiles, or all of it as JSON."""
-    from blockexport.export.tensorrt.trt_engine import engines_of
+    from blockexport.export.bundle.engine_entry import engines_of
 
     file = manifest.files[name]
     if as_json:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim
 
+from blockexport.export.bundle.aoti_machine import AOTI_INFO, machine_info
 from blockexport.export.bundle.manifest import AOTI_FILE
 from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.graph.trace import example_inputs
@@ -33,17 +32,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.errors import NotJudgedError, UsageError
 
-AOTI_INFO = "aoti.json"
-AOTI_SCHEMA = 1
 _COMPILER_REMEDY = "install g++ (or clang++), or name a working one in the variable CXX"
-
-# Flags of /proc/cpuinfo that a compiler told to use the machine's own instructions may rely on. The others say what the
-# system or the processor does, and not which instructions there are.
-_X86 = """sse4_1 sse4_2 ssse3 popcnt movbe abm aes pclmulqdq bmi1 bmi2 f16c fma avx avx2 adx sha_ni gfni vaes vpclmulqdq
-avx_vnni avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg
-avx512_vpopcntdq avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16"""
-_ARM = """asimd asimdhp asimddp asimdfhm fphp sve sve2 bf16 i8mm atomics crc32"""
-_INSTRUCTIONS = frozenset(_X86.split()) | frozenset(_ARM.split())
 
 
 class _InPlace(nn.Module):
@@ -140,26 +129,6 @@ def _is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def machine_info() -> dict[str, Any]:
-    """What a package compiled here needs of the machine that runs it."""
-    return {
-        "schema_version": AOTI_SCHEMA,
-        "torch": torch.__version__.partition("+")[0],
-        "machine": platform.machine(),
-        "instruction_set": sorted(instructions()),
-    }
-
-
-def instructions() -> set[str]:
-    """Instruction sets of this processor by the names of /proc/cpuinfo; empty where the system has no such file."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return set()
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
-    return set(flags.partition(":")[2].split()) & _INSTRUCTIONS
 
 
 def _program(checkpoint: Checkpoint, options: GraphOptions, table_rows: int) -> torch.export.ExportedProgram:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from blockexport.export.bundle.bundle import file_entries
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.genai_config import genai_config
+from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
 from blockexport.export.bundle.manifest import (
     ONNX_FILE,
     Manifest,
@@ -24,7 +25,6 @@ from blockexport.export.bundle.manifest import (
 from blockexport.export.bundle.rope_file import COS, ROPE_FILE, SIN, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import GraphOptions, build_model
-from blockexport.export.tokenizer.generation_config import GENERATION_CONFIG, read_generation_config
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
 from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names

@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from blockexport.export.bundle.bundle import add_files
-from blockexport.export.bundle.check_graph import read_graph
+from blockexport.export.bundle.check_graph import declare_max_sequence_length, read_graph
 from blockexport.export.bundle.clone_file import share_blocks
 from blockexport.export.bundle.file_check import check_artifact, file_entry
 from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
 from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, interface, read_manifest
 from blockexport.export.bundle.stage import beside, staged
-from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_json_object

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 from pathlib import Path
 
 import torch
 
-from blockexport.export.aoti import AOTI_INFO, AOTI_SCHEMA, instructions
+from blockexport.export.bundle.aoti_machine import AOTI_INFO, check_machine
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import AOTI_FILE, Manifest
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.rope import require_table_rows
-from blockexport.models.errors import NotJudgedError, UsageError
-from blockexport.models.regular_file import read_json_object
+from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 
@@ -65,37 +63,6 @@ class AotiDecoder(Decoder):
         with torch.inference_mode():
             outputs: torch.Tensor = self._run_package(inputs.contiguous(), position_ids_BS.contiguous(), self._past)
         return outputs
-
-
-def check_machine(info_path: Path) -> None:
-    """Whether a package can run here, by the `aoti.json` beside it.
-
-    Raises:
-        NotJudgedError: it was compiled for another processor or another PyTorch.
-        UsageError: the record is missing, damaged or of a newer schema.
-    """
-    try:
-        info = read_json_object(info_path, "make the package again")
-        version = info["schema_version"]
-        needed, machine, made_by = set(info["instruction_set"]), info["machine"], info["torch"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{info_path} cannot be read ({error!r}): make the package again") from error
-    if version != AOTI_SCHEMA:
-        raise UsageError(f"{info_path} has schema version {version}, and {AOTI_SCHEMA} is read here: make it again")
-    present = instructions()
-    missing = sorted(needed - present) if present else []
-    if machine != platform.machine() or missing:
-        what = f"the instructions {', '.join(missing)}" if missing else f"a processor of type {machine}"
-        raise NotJudgedError(
-            f"{info_path.with_name(AOTI_FILE)} was compiled for {what}, which this machine lacks: run "
-            "`blockexport aoti` here, or on a machine like this one"
-        )
-    here = torch.__version__.partition("+")[0]
-    if made_by != here:
-        raise NotJudgedError(
-            f"{info_path.with_name(AOTI_FILE)} was compiled by PyTorch {made_by} and this is {here}: run "
-            "`blockexport aoti` again"
-        )
 
 
 def open_bundle(wanted: Opening) -> AotiDecoder:

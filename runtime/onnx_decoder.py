@@ -11,10 +11,9 @@ from pathlib import Path
 import onnx
 import torch
 
-from blockexport.export.bundle.check_graph import REMEDY, read_graph
+from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_length, read_graph
 from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
-from blockexport.export.graph.onnx_graph import declare_max_sequence_length
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError

@@ -29,14 +29,15 @@ def look_at_machine() -> Machine:
     """The GPU in the machine and what can use it; where there is nothing to test with, the run ends and says so."""
     import torch
 
-    from blockexport.export.tensorrt.trt_adapter import BACKENDS, load_backend
+    from blockexport.export.bundle.trt_library import TRT_BACKENDS
+    from blockexport.export.tensorrt.trt_adapter import load_backend
     from blockexport.models.errors import BlockexportError
 
     if not torch.cuda.is_available():
         pytest.exit(f"NO GPU: nothing was tested. torch {torch.__version__} sees no CUDA device here", NOT_RUN)
     gpu = torch.cuda.get_device_name()
     versions, reasons = {}, []
-    for name in BACKENDS:
+    for name in TRT_BACKENDS:
         try:
             load_backend(name).targets(())
             versions[name] = load_backend(name).version

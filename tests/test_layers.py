@@ -29,8 +29,10 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_session.py"},
     "onnx": {
+        "export/bundle/body_joins.py",
         "export/bundle/check_graph.py",
         "export/bundle/external_data.py",
+        "export/bundle/flat_graph.py",
         "export/bundle/model_bounds.py",
         "export/graph/*.py",
         "export/lint/*.py",
@@ -66,7 +68,7 @@ LIGHT_OF_OURS = {
     "blockexport.models.exit_codes",
     "blockexport.models.precision",
     "blockexport.runtime.backends",
-    "blockexport.runtime.cpp_project",
+    "blockexport.cpp_project",
 }
 
 # Of the floating-point types alone: "bool" is also a Python type, "INT" may be anything.
@@ -94,7 +96,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             # `from blockexport.cli import console` imports a module, `from pathlib import Path` a name.
-            ours = node.module.count(".") == 1 and node.module.startswith("blockexport.")
+            ours = node.module in {f"blockexport.{package}" for package in PACKAGES}
             yield from ((f"{node.module}.{alias.name}" if ours else node.module, node.lineno) for alias in node.names)
         else:
             yield from imports(node)
@@ -104,6 +106,15 @@ def top_level_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield from imports(ast.Module([node], []))
+
+
+def named_modules(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Our modules in texts, which an `import_module` or an entry point may be given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = re.fullmatch(r"(blockexport(\.\w+)+)(:\w+)?", node.value)
+            if found is not None:
+                yield found[1], node.lineno
 
 
 def is_home(path: Path, library: str) -> bool:
@@ -118,6 +129,36 @@ def test_a_heavy_library_is_imported_only_in_its_file(library: str) -> None:
         for path in sources(package)
         for name, line in imports(ast.parse(path.read_text()))
         if name.split(".")[0] == library and not is_home(path, library)
+    ]
+    assert strays == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_text_names_a_module_that_may_not_be_imported(package: str) -> None:
+    """The import contracts, for imports that no linter sees."""
+    sample = ast.parse(
+        'import_module("blockexport.cli.main")\nOPENER = "blockexport.export.aoti:compile"\n"See blockexport."'
+    )
+    assert set(named_modules(sample)) == {("blockexport.cli.main", 1), ("blockexport.export.aoti", 2)}
+    above = (
+        ("exporting", "cpp_project", "library", *PACKAGES[PACKAGES.index(package) + 1 :]) if package != "cli" else ()
+    )
+    strays = [
+        f"{path.relative_to(REPOSITORY)}:{line} names {name}"
+        for path in sources(package)
+        for name, line in named_modules(ast.parse(path.read_text()))
+        if name.split(".")[1] in above
+    ]
+    assert strays == []
+
+
+def test_the_runtime_sees_nothing_of_export_but_the_bundle() -> None:
+    trees = {path.relative_to(REPOSITORY): ast.parse(path.read_text()) for path in sources("runtime")}
+    strays = [
+        f"{path}:{line} names {name}"
+        for path, tree in trees.items()
+        for name, line in (*imports(tree), *named_modules(tree))
+        if name.startswith("blockexport.export") and not name.startswith("blockexport.export.bundle.")
     ]
     assert strays == []
 
@@ -188,7 +229,7 @@ def test_the_contract_breaks_when_a_lower_layer_imports_a_higher_one(tmp_path: P
     """models importing runtime must turn lint-imports red; the same copy without that line is green."""
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, tmp_path / "blockexport" / package)
-    for name in ("__init__.py", "exporting.py", "library.py"):
+    for name in ("__init__.py", "cpp_project.py", "exporting.py", "library.py"):
         shutil.copy(REPOSITORY / name, tmp_path / "blockexport")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     lint = [
@@ -238,7 +279,7 @@ def test_only_a_family_s_own_file_spells_its_name() -> None:
     names = {*FAMILIES, *GGUF_FAMILIES, *(family.class_name for family in FAMILIES.values())}
     assert len(names) > 2 * len(FAMILIES) - 1
     word = re.compile(rf"(?<![\w.-])({'|'.join(names)})(?![\w.-])")
-    rooms = ("models/families/", "export/tokenizer/")
+    rooms = ("models/families/", "export/tokenizer/", "export/bundle/pre_tokenizers.py")
     paths = [path for package in PACKAGES for path in sources(package)] + list(REPOSITORY.glob("*.py"))
     strays = [
         f"{place}:{line} says {text!r}"

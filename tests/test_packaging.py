@@ -53,7 +53,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "__init__.py", "exporting.py", "library.py", "py.typed"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "__init__.py",
+        "cpp_project.py",
+        "exporting.py",
+        "library.py",
+        "py.typed",
+    ):
         shutil.copy(REPOSITORY / name, source)
     check(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, source],

@@ -12,6 +12,7 @@ from blockexport.export.bundle.external_data import external_places
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
 from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.export.bundle.rope_file import COS, SIN
+from blockexport.models.block.rope import require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_bytes, require_readable
@@ -48,6 +49,21 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
             )
     _check_weights(path, model)
     return model
+
+
+def declare_max_sequence_length(
+    model: onnx.ModelProto, max_sequence_length: int, table_rows: int, trained: int
+) -> None:
+    """Change M in an exported model's declared shapes, in place; nothing else depends on it.
+
+    Raises:
+        UsageError: M is not positive, or beyond the rows of the file's RoPE table.
+    """
+    require_table_rows(max_sequence_length, table_rows, trained)
+    caches = ("past_key_values.", "present.")
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(caches):
+            value.type.tensor_type.shape.dim[2].dim_value = max_sequence_length
 
 
 def _require_file(path: Path) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import onnx
 import onnx_ir as ir
 
 from blockexport.export.graph.graph_builder import OPSET, GraphBuilder
 from blockexport.export.graph.trace import Parts, trace_parts
 from blockexport.export.graph.translate import Stamp
 from blockexport.models import io_names
-from blockexport.models.block.rope import require_table_rows
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.precision import Precision
 
@@ -115,18 +113,3 @@ def _cache_shape(config: ModelConfig, options: GraphOptions) -> list[str | int]:
 
 def _value(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-
-
-def declare_max_sequence_length(
-    model: onnx.ModelProto, max_sequence_length: int, table_rows: int, trained: int
-) -> None:
-    """Change M in an exported model's declared shapes, in place; nothing else depends on it.
-
-    Raises:
-        UsageError: M is not positive, or beyond the rows of the file's RoPE table.
-    """
-    require_table_rows(max_sequence_length, table_rows, trained)
-    caches = ("past_key_values.", "present.")
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name.startswith(caches):
-            value.type.tensor_type.shape.dim[2].dim_value = max_sequence_length

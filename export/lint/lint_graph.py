@@ -13,11 +13,11 @@ from pathlib import Path
 
 import onnx
 
+from blockexport.export.bundle.cache_flow import CacheFlow
+from blockexport.export.bundle.flat_graph import FlatGraph
 from blockexport.export.lint import trt_attention_rules as attention
 from blockexport.export.lint import trt_cache_rules as caches
 from blockexport.export.lint import trt_type_rules as types
-from blockexport.export.lint.cache_flow import CacheFlow
-from blockexport.export.lint.flat_graph import FlatGraph
 from blockexport.export.lint.graph_file import read_graph
 from blockexport.export.lint.lint_finding import LintFinding, Trap, gather
 from blockexport.models.errors import UsageError

@@ -7,21 +7,17 @@ Interfaces: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from blockexport.export.tensorrt.native_output import captured_stderr
+from blockexport.export.bundle.trt_library import TENSORRT, TENSORRT_RTX, TrtLibrary, ascending, load_library, number_of
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.native_output import captured_stderr
 from blockexport.models.precision import Precision
 
-TENSORRT = "tensorrt"
-TENSORRT_RTX = "tensorrt-rtx"
-BACKENDS = (TENSORRT, TENSORRT_RTX)
-_OLDEST = {TENSORRT: (10, 15), TENSORRT_RTX: (1, 2)}
 _FIRST_WITH_BFLOAT16 = (8, 0)
 
 
@@ -68,19 +64,12 @@ _NOT_IN_RTX = {
 
 
 class Adapter:
-    """One installed backend. `trt` is its Python module."""
+    """One installed backend as a builder of engines."""
 
-    def __init__(self, name: str, module: Any) -> None:
-        self.name = name
-        self.trt = module
-        self.version: str = module.__version__
-        self.log = _logger(module)
+    def __init__(self, library: TrtLibrary) -> None:
+        self.name, self.trt, self.version, self.log = library.name, library.trt, library.version, library.log
+        self.is_rtx = self.name == TENSORRT_RTX
         self._timing_cache: Any = None
-
-    @property
-    def is_rtx(self) -> bool:
-        """True for TensorRT for RTX."""
-        return self.name == TENSORRT_RTX
 
     @property
     def rebuild_note(self) -> str:
@@ -111,7 +100,7 @@ class Adapter:
         Raises:
             UsageError: bfloat16 on a generation before Ampere (8.0).
         """
-        lacking = [target for target in targets if _number(target) < _FIRST_WITH_BFLOAT16]
+        lacking = [target for target in targets if number_of(target) < _FIRST_WITH_BFLOAT16]
         if precision is Precision.BF16 and lacking:
             raise UsageError(
                 f"GPUs of compute capability {', '.join(lacking)} have no bfloat16 arithmetic: "
@@ -227,29 +216,8 @@ class Adapter:
 
 @cache
 def load_backend(name: str) -> Adapter:
-    """The installed backend `name`.
-
-    Raises:
-        UsageError: there is no such backend, or the installed one is too old.
-        NotJudgedError: it is not installed, or its libraries do not load.
-    """
-    if name not in BACKENDS:
-        raise UsageError(f"no TensorRT backend {name!r}: there are {' and '.join(BACKENDS)}")
-    install = f"pip install {name}"
-    try:
-        module = importlib.import_module(name.replace("-", "_"))
-    except ModuleNotFoundError as error:
-        other = "" if name == TENSORRT_RTX else ", or build with --backend tensorrt-rtx, which needs no GPU"
-        raise NotJudgedError(f"{name} is not installed here ({error}): {install}{other}") from error
-    except (ImportError, OSError) as error:
-        raise NotJudgedError(f"{name} is installed and does not load ({error}): {install} --force-reinstall") from error
-    oldest = _OLDEST[name]
-    if tuple(int(part) for part in module.__version__.split(".")[:2]) < oldest:
-        raise UsageError(
-            f"{name} {module.__version__} is older than {'.'.join(map(str, oldest))}, the first that updates a cache "
-            f"in place: {install} --upgrade"
-        )
-    return Adapter(name, module)
+    """The installed backend `name`: see `load_library`."""
+    return Adapter(load_library(name))
 
 
 def choose_backend(name: str | None) -> Adapter:
@@ -273,45 +241,3 @@ def _normalised(text: str) -> str:
     if match is None:
         raise UsageError(f"--compute-capability {text!r} is not of the form 8.9: see `blockexport doctor` for yours")
     return f"{match[1]}.{match[2]}"
-
-
-def ascending(capabilities: Iterable[str]) -> tuple[str, ...]:
-    """Compute capabilities in the order of their numbers, so that the order they were asked in makes no difference."""
-    return tuple(sorted(capabilities, key=_number))
-
-
-def _number(capability: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in capability.split("."))
-
-
-def _logger(trt: Any) -> Any:
-    """A logger that keeps errors and warnings instead of printing them.
-
-    TensorRT keeps the first logger it is given for the life of the process, so there is one per backend.
-    """
-
-    class Log(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self._errors: list[str] = []
-            self._warnings: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                self._errors.append(message.strip())
-            elif severity == trt.ILogger.WARNING:
-                self._warnings.append(message.strip())
-
-        def drain(self) -> str:
-            """The first error since the last call, which is the cause of those behind it; empty when there is none."""
-            first = next(iter(self._errors), "")
-            self._errors.clear()
-            return first
-
-        def drain_warnings(self) -> list[str]:
-            """The warnings since the last call."""
-            warnings = list(self._warnings)
-            self._warnings.clear()
-            return warnings
-
-    return Log()

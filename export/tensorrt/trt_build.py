@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from blockexport.export.bundle.check_graph import read_graph
+from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.lint.lint_graph import require_clean
-from blockexport.export.tensorrt.native_output import captured_stderr
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
 from blockexport.export.tensorrt.trt_audit import Audit, audit
 from blockexport.export.tensorrt.trt_fusion import why_not_fused
 from blockexport.export.tensorrt.trt_network import (
-    Profile,
     add_profiles,
     attentions,
     give_queries_their_own_positions,
@@ -23,6 +22,7 @@ from blockexport.export.tensorrt.trt_network import (
     set_key_value_lengths,
 )
 from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
+from blockexport.models.native_output import captured_stderr
 from blockexport.models.progress import Progress, silent
 
 

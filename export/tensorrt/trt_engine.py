@@ -1,83 +1,25 @@
-"""Engines in a bundle: where they lie, and what the manifest says of them.
-
-An engine is `engines/<backend>-sm<capability>[-sm<capability> ...]-<precision>.engine`. The manifest lists it like any
-file (sha256, and the hashes of the graph and weights it was made from) and describes it under `engines`.
-"""
+"""How an engine gets into its bundle: made beside its place, and entered into the manifest."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from blockexport.export.bundle.bundle import add_files
-from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, Port, sha256_of
+from blockexport.export.bundle.engine_entry import EngineEntry, Profile, entry_of
+from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, sha256_of
+from blockexport.export.bundle.trt_library import ascending
 from blockexport.export.output.atomic_write import partial_path, remove_abandoned
 from blockexport.export.output.disk import check_free_space
 from blockexport.export.output.reservation import reserved
-from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, ascending
+from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
 from blockexport.export.tensorrt.trt_build import Built
-from blockexport.export.tensorrt.trt_network import Profile
 from blockexport.models.errors import UsageError
-from blockexport.models.precision import Precision
-from blockexport.models.strict_json import read_record
 
-ENGINES = "engines"
 ROOM = 1.1  # an engine with weights to its weights, at least; small models have more overhead
-
-
-@dataclass(frozen=True)
-class EngineEntry:
-    """What a user of an engine has to know; sha256, length and origin are in the manifest's entry of the file."""
-
-    backend: str
-    version: str
-    compute_capabilities: tuple[str, ...]
-    precision: Precision
-    profiles: tuple[Profile, ...]
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    weights_digest: str
-    options: dict[str, Any]
-    audit: dict[str, Any]
-    rebuild: str
-
-    def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
-
-
-def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
-    """Where an engine is in its bundle."""
-    generations = "-".join(f"sm{target.replace('.', '')}" for target in ascending(targets))
-    return f"{ENGINES}/{backend}-{generations}-{precision.value}.engine"
-
-
-def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
-    """The engines of a bundle by file name.
-
-    Raises:
-        UsageError: an entry is damaged.
-    """
-    return {name: entry_of(manifest, name) for name in manifest.engines}
-
-
-def entry_of(manifest: Manifest, name: str) -> EngineEntry:
-    """What the manifest says of one engine.
-
-    Raises:
-        UsageError: its entry is damaged.
-    """
-    try:
-        return read_record(EngineEntry, manifest.engines[name], "")
-    except ValueError as error:
-        raise UsageError(
-            f"the manifest's entry of {name} is damaged ({error}): build that engine again, or take the entry out of "
-            f'"engines" in {MANIFEST}'
-        ) from error
 
 
 def engine_entry(

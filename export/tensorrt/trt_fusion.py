@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, helper
 
+from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.graph.graph_builder import OPSET
-from blockexport.export.tensorrt.native_output import captured_stderr
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
-from blockexport.export.tensorrt.trt_network import Profile, add_profiles
+from blockexport.export.tensorrt.trt_network import add_profiles
 from blockexport.models import io_names
+from blockexport.models.native_output import captured_stderr
 
 
 def why_not_fused(

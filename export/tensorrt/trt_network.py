@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import Manifest
-from blockexport.export.tensorrt.native_output import captured_stderr
 from blockexport.export.tensorrt.trt_adapter import Adapter
 from blockexport.models import io_names
 from blockexport.models.errors import UsageError
+from blockexport.models.native_output import captured_stderr
 
 MOST_ELEMENTS = 2**31 - 1  # of a tensor: TensorRT's "Limitations" in its developer guide
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What shapes a set of kernels is chosen for: rows of the batch and tokens per row, as (least, usual, most)."""
-
-    name: str
-    batch_size: tuple[int, int, int]
-    sequence_length: tuple[int, int, int]
-
-    def takes(self, batch_size: int, sequence_length: int) -> bool:
-        """True when a step of this size runs in this profile."""
-        least, most = self.sequence_length[0], self.sequence_length[2]
-        return self.batch_size[0] <= batch_size <= self.batch_size[2] and least <= sequence_length <= most
 
 
 def make_profiles(max_batch_size: int, max_prefill: int) -> tuple[Profile, Profile]:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
+from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.tensorrt.child_process import command
 from blockexport.export.tensorrt.trt_adapter import BuildOptions, load_backend
 from blockexport.export.tensorrt.trt_build import Built, build_engine
-from blockexport.export.tensorrt.trt_network import Profile
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.progress import Progress, silent
 

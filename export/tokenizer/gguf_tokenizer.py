@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from blockexport.export.tokenizer.gguf_vocabulary import (
     TokenType,
     Vocabulary,
@@ -23,7 +24,6 @@ from blockexport.export.tokenizer.gguf_vocabulary import (
     read_vocabulary,
     refuse_unknown_keys,
 )
-from blockexport.export.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from blockexport.models.errors import UsageError
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blockexport.export.tokenizer.generation_config import GENERATION_CONFIG, read_generation_config
+from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
 from blockexport.export.tokenizer.gguf_tokenizer import rebuild_tokenizer
 from blockexport.export.tokenizer.sentencepiece_model import read_sentencepiece
 from blockexport.models.checkpoints.checkpoint import Checkpoint

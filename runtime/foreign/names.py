@@ -15,8 +15,8 @@ from pathlib import Path
 
 import onnx
 
-from blockexport.export.lint.cache_flow import CacheFlow
-from blockexport.export.lint.flat_graph import FlatGraph
+from blockexport.export.bundle.cache_flow import CacheFlow
+from blockexport.export.bundle.flat_graph import FlatGraph
 from blockexport.models import io_names
 from blockexport.models.errors import UsageError
 

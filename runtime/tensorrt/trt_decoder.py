@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
+from blockexport.export.bundle.engine_entry import EngineEntry, Profile
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
-from blockexport.export.tensorrt.native_output import captured_stderr
-from blockexport.export.tensorrt.trt_adapter import Adapter, load_backend
-from blockexport.export.tensorrt.trt_engine import EngineEntry
-from blockexport.export.tensorrt.trt_network import Profile
+from blockexport.export.bundle.trt_library import TrtLibrary, load_library
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.native_output import captured_stderr
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.tensorrt.trt_engine_file import fitting_engines, targets_of, whole_engines
@@ -87,14 +86,14 @@ class TensorRtDecoder(Decoder):
         has_gpu = torch.cuda.is_available()
         capability = ".".join(map(str, torch.cuda.get_device_capability())) if has_gpu else None
         fitting = fitting_engines(folder, manifest, backend, capability)
-        adapter = load_backend(backend)
-        whole = whole_engines(folder, manifest, fitting, adapter.version)
+        library = load_library(backend)
+        whole = whole_engines(folder, manifest, fitting, library.version)
         if not has_gpu:
             raise _no_gpu(dict(whole))
         path, entry = next(whole)
-        engine = _deserialise(adapter, path, entry.compute_capabilities)
+        engine = _deserialise(library, path, entry.compute_capabilities)
         if entry.options.get("strip_weights"):
-            _refit(adapter, engine, folder)
+            _refit(library, engine, folder)
         device = torch.device("cuda", torch.cuda.current_device())
         return cls(manifest, engine, entry.profiles, device, cuda_graph=cuda_graph)
 
@@ -231,26 +230,26 @@ def _no_gpu(engines: dict[Path, EngineEntry]) -> NotJudgedError:
     )
 
 
-def _deserialise(adapter: Adapter, path: Path, capabilities: Sequence[str]) -> Any:
+def _deserialise(library: TrtLibrary, path: Path, capabilities: Sequence[str]) -> Any:
     with captured_stderr(), path.open("rb") as file:
-        runtime = adapter.trt.Runtime(adapter.log)
+        runtime = library.trt.Runtime(library.log)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise UsageError(
-            f"{adapter.name} {adapter.version} does not load {path}: {adapter.log.drain() or 'it gives no reason'}. "
+            f"{library.name} {library.version} does not load {path}: {library.log.drain() or 'it gives no reason'}. "
             f"It was built for compute capability {', '.join(capabilities)}; build it again on or for this GPU"
         )
     return engine
 
 
-def _refit(adapter: Adapter, engine: Any, folder: Path) -> None:
+def _refit(library: TrtLibrary, engine: Any, folder: Path) -> None:
     """Give an engine that was built without weights those of the bundle."""
-    refitter = adapter.trt.Refitter(engine, adapter.log)
-    parser = adapter.trt.OnnxParserRefitter(refitter, adapter.log)
+    refitter = library.trt.Refitter(engine, library.log)
+    parser = library.trt.OnnxParserRefitter(refitter, library.log)
     if not (parser.refit_from_file(str(folder / ONNX_FILE)) and refitter.refit_cuda_engine()):
         raise UsageError(
-            f"{adapter.name} {adapter.version} does not take the weights of {folder}: {adapter.log.drain()}. "
+            f"{library.name} {library.version} does not take the weights of {folder}: {library.log.drain()}. "
             "Build the engine again, or without --strip-weights"
         )
 

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from blockexport.export.bundle.engine_entry import EngineEntry, entry_of
 from blockexport.export.bundle.manifest import Manifest, sha256_of
-from blockexport.export.tensorrt.trt_adapter import TENSORRT_RTX
-from blockexport.export.tensorrt.trt_engine import EngineEntry, entry_of
+from blockexport.export.bundle.trt_library import TENSORRT_RTX, number_of
 from blockexport.models.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _rank(entry: EngineEntry) -> tuple[bool, int, int]:
 
 def targets_of(entries: Iterable[EngineEntry]) -> list[str]:
     """Every compute capability that some engine was built for, in ascending order."""
-    return sorted({target for entry in entries for target in entry.compute_capabilities}, key=_number)
+    return sorted({target for entry in entries for target in entry.compute_capabilities}, key=number_of)
 
 
 def whole_engines(
@@ -102,7 +102,7 @@ def whole_engines(
 def serves(entry: EngineEntry, capability: str) -> bool:
     """Whether an engine runs on a GPU of this compute capability."""
     if _is_for_ampere_and_later(entry):
-        return _number(capability) >= (8, 0)
+        return number_of(capability) >= (8, 0)
     return capability in entry.compute_capabilities
 
 
@@ -142,13 +142,9 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
     if outdated or entry.weights_digest != manifest.weights_digest:
         raise UsageError(f"{path} was built from another {', '.join(outdated) or 'set of weights'}: {again}")
     newer_is_fine = bool(entry.options.get("version_compatible"))
-    if version != entry.version and not (newer_is_fine and _number(version) >= _number(entry.version)):
+    if version != entry.version and not (newer_is_fine and number_of(version) >= number_of(entry.version)):
         raise UsageError(
             f"{path} was built by {entry.backend} {entry.version} and {version} is installed, which does not load it: "
             f"{again}, or install {entry.backend}=={entry.version}"
         )
     return path
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())

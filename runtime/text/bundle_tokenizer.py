@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blockexport.export.tokenizer.generation_config import (
+from blockexport.export.bundle.generation_config import (
     GENERATION_CONFIG,
     GenerationConfig,
     read_generation_config,

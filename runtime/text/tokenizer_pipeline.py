@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from blockexport.export.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS
 
 GROWTH = 16  # times that replacements may lengthen a text
 LONGEST_WORD = 1000  # characters: WordPiece takes the square of it

@@ -22,10 +22,10 @@ from tests.support import REPOSITORY, shared_path
 
 OWN_NAMES = {  # files that spell a backend's name for another thing of that name
     "runtime/backends.py": "the records",
-    "export/tensorrt/trt_adapter.py": "the two TensorRTs, which the records name",
+    "export/bundle/trt_library.py": "the two TensorRTs, which the records name",
     "cli/doctor_command.py": "the wheels of ONNX Runtime",
     "cli/main.py": "a command",
-    "runtime/cpp_project.py": "the wheels that bring a library",
+    "cpp_project.py": "the wheels that bring a library",
     "compare/core/context.py": "a label of the progress",
     "compare/report/report_limits.py": "a word",
 }

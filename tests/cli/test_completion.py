@@ -12,9 +12,9 @@ import pytest
 
 from blockexport.cli.completion import VARIABLE
 from blockexport.cli.main import main
+from blockexport.cpp_project import CPP_BACKENDS
 from blockexport.models.families.every_family import PRESETS
 from blockexport.runtime.backends import ENGINES, backend_names
-from blockexport.runtime.cpp_project import CPP_BACKENDS
 
 PROGRAM = [sys.executable, "-c", "import sys; from blockexport.cli.start import run; sys.exit(run())"]
 

@@ -25,9 +25,9 @@ from tests.support import REPOSITORY
 OTHER_READERS = {
     "models/checkpoints/safetensors_header.py",
     "export/output/reservation.py",
-    "export/aoti.py",
+    "export/bundle/aoti_machine.py",
     "export/preflight.py",
-    "runtime/cpp_project.py",
+    "cpp_project.py",
     "runtime/tensorrt/trt_decoder.py",
     "runtime/threads.py",
     "compare/audits/artifact_weights.py",

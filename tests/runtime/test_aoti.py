@@ -16,7 +16,7 @@ import torch
 
 from blockexport.cli.doctor_command import examine
 from blockexport.cli.main import main
-from blockexport.export.aoti import AOTI_INFO
+from blockexport.export.bundle.aoti_machine import AOTI_INFO
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import AOTI_FILE, MANIFEST, read_manifest
 from blockexport.models.checkpoints.sources import open_checkpoint

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.export import Dim
 
+from blockexport.export.bundle.check_graph import declare_max_sequence_length
 from blockexport.export.graph.graph_builder import GraphBuilder
-from blockexport.export.graph.onnx_graph import GraphOptions, build_model, declare_max_sequence_length
+from blockexport.export.graph.onnx_graph import GraphOptions, build_model
 from blockexport.export.graph.trace import example_inputs, fake_model, fragment_of, trace_parts
 from blockexport.export.graph.translate import Stamp
 from blockexport.models import io_names

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from blockexport.export.bundle.engine_entry import EngineEntry, engine_name
 from blockexport.export.bundle.manifest import Manifest, read_manifest
-from blockexport.export.tensorrt.trt_engine import EngineEntry, engine_name, place_engine, staged_engine
+from blockexport.export.tensorrt.trt_engine import place_engine, staged_engine
 from blockexport.export.tensorrt.trt_network import make_profiles
 
 VERSION = "1.7"

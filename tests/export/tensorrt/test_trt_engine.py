@@ -20,15 +20,10 @@ import pytest
 
 from blockexport.export.bundle import bundle as bundles
 from blockexport.export.bundle.bundle import add_files
+from blockexport.export.bundle.engine_entry import engine_name, engines_of
 from blockexport.export.bundle.manifest import Manifest, read_manifest, sha256_of, write_manifest
 from blockexport.export.output.atomic_write import LOCK, locked, partial_path, remove_abandoned, rename_together
-from blockexport.export.tensorrt.trt_engine import (
-    check_sources,
-    engine_name,
-    engines_of,
-    place_engine,
-    staged_engine,
-)
+from blockexport.export.tensorrt.trt_engine import check_sources, place_engine, staged_engine
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from tests.export.tensorrt.made_up_engine import ENGINE, add_made_up_engine, made_up_entry

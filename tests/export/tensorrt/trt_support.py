@@ -14,14 +14,16 @@ import torch
 from onnx import TensorProto, helper
 from safetensors import safe_open
 
+from blockexport.export.bundle.engine_entry import Profile, engine_name
 from blockexport.export.bundle.manifest import Manifest, read_manifest
-from blockexport.export.tensorrt.native_output import captured_stderr
-from blockexport.export.tensorrt.trt_adapter import TENSORRT_RTX, Adapter, BuildOptions, load_backend
+from blockexport.export.bundle.trt_library import TENSORRT_RTX
+from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, load_backend
 from blockexport.export.tensorrt.trt_audit import Audit
-from blockexport.export.tensorrt.trt_engine import engine_entry, engine_name, place_engine, staged_engine
-from blockexport.export.tensorrt.trt_network import Profile, make_profiles
+from blockexport.export.tensorrt.trt_engine import engine_entry, place_engine, staged_engine
+from blockexport.export.tensorrt.trt_network import make_profiles
 from blockexport.export.tensorrt.trt_process import Request, build_engine_file
 from blockexport.models.errors import NotJudgedError
+from blockexport.models.native_output import captured_stderr
 from blockexport.models.progress import Progress, silent
 from tests.support import absent
 

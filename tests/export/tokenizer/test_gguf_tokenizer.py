@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS
 from blockexport.export.tokenizer.gguf_tokenizer import merges_from_scores, rebuild_tokenizer
-from blockexport.export.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from blockexport.models.checkpoints.gguf_header import read_gguf
 from blockexport.models.errors import UsageError
 from tests.mixed_text import mixed_lines, scattered_code_points

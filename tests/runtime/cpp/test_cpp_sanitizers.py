@@ -109,7 +109,7 @@ def test_two_decoders_in_two_threads(stories: Path, tmp_path: Path) -> None:
 
 def _byte_level(stories: Path, folder: Path) -> Path:
     """A tokenizer of single bytes, cut by Qwen's expression after NFC."""
-    from blockexport.export.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+    from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS
     from blockexport.runtime.text.detokenize import _ALPHABET
 
     split = {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["qwen2"].patterns[0]}, "behavior": "Isolated"}

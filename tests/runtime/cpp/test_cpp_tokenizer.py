@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS
 from blockexport.export.tokenizer.gguf_tokenizer import rebuild_tokenizer
-from blockexport.export.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from blockexport.models.checkpoints.gguf_header import read_gguf
 from tests.runtime.cpp import cpp_build
 from tests.runtime.cpp.cpp_texts import random_texts

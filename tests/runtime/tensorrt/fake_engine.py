@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import Manifest
-from blockexport.export.tensorrt.trt_network import Profile
 from blockexport.models import io_names
 from blockexport.models.block.decoder_model import DecoderModel
 

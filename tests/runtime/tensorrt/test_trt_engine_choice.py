@@ -131,7 +131,7 @@ def test_without_a_gpu_every_target_is_listed(bundle: Path, monkeypatch: pytest.
         version = VERSION
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(trt_decoder, "load_backend", lambda _: Installed)
+    monkeypatch.setattr(trt_decoder, "load_library", lambda _: Installed)
     with pytest.raises(
         NotJudgedError, match=r"are whole, .* capability 7\.5 or 8\.6 or 8\.9 or 10\.0 or 12\.0 or 12\.1 "
     ):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from blockexport.export.bundle.engine_entry import engines_of
 from blockexport.export.bundle.manifest import Manifest, read_manifest, write_manifest
-from blockexport.export.tensorrt.trt_engine import check_sources, engines_of
+from blockexport.export.tensorrt.trt_engine import check_sources
 from blockexport.export.tensorrt.trt_network import make_profiles
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision

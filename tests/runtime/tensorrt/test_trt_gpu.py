@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from blockexport.export.bundle.manifest import Manifest, read_manifest
-from blockexport.export.tensorrt.trt_adapter import BACKENDS, Adapter, load_backend
+from blockexport.export.bundle.trt_library import TRT_BACKENDS
+from blockexport.export.tensorrt.trt_adapter import Adapter, load_backend
 from blockexport.export.tensorrt.trt_network import make_profiles
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.gpu
 ROWS, PREFILL, SLOTS = 3, 24, 64
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=TRT_BACKENDS)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     """Each backend that is installed and serves this GPU; `make test-gpu` does not begin where there is none at all."""
     try:

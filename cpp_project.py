@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from blockexport.export.bundle.trt_library import TENSORRT_RTX
 from blockexport.export.output.atomic_write import partial_path
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.place import output_place
-from blockexport.export.tensorrt.trt_adapter import TENSORRT_RTX
 from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import AOTI, BACKENDS, ENGINES, ONNXRUNTIME
 
@@ -21,7 +21,7 @@ CPP_BACKENDS = tuple(_OPTIONS)
 PATHS_FILE = "paths.cmake"
 _SAMPLES = ("CMakeLists.txt", "main.cpp", "selftest.cpp")
 _DIGEST = re.compile(rb"^# sha256 ([0-9a-f]{64}) (\S+)\n", re.MULTILINE)
-_CPP = Path(__file__).resolve().parent / "cpp"
+_CPP = Path(__file__).resolve().parent / "runtime" / "cpp"
 
 
 def cmake_dir() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from blockexport.export.lint.flat_graph import FlatGraph, FlatNode
+from blockexport.export.bundle.flat_graph import FlatGraph, FlatNode
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.io_names import past_of
 

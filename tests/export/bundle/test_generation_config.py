@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from blockexport.export.tokenizer import generation_config
-from blockexport.export.tokenizer.generation_config import GenerationConfig, read_generation_config
+from blockexport.export.bundle import generation_config
+from blockexport.export.bundle.generation_config import GenerationConfig, read_generation_config
 from blockexport.models.errors import UsageError
 
 

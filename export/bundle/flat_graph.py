@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import helper, inliner, numpy_helper, shape_inference
 
-from blockexport.export.lint.body_joins import joins
+from blockexport.export.bundle.body_joins import joins
 from blockexport.models.errors import UsageError
 
 # Operands that give a shape or a type and none of the result's values.
