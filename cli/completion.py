@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "_BLOCKEXPORT_COMPLETE"  # set by the shell where it asks
@@ -25,5 +26,7 @@ def models(incomplete: str) -> list[str]:
 
     if "/" in incomplete:
         return []
-    here = sorted(path.name for path in Path().iterdir() if path.is_dir() or path.suffix == ".gguf")
+    here: list[str] = []
+    with suppress(OSError):  # a current folder that is gone, or may not be read
+        here = sorted(path.name for path in Path().iterdir() if path.is_dir() or path.suffix == ".gguf")
     return [*PRESETS, *(name for name in here if not name.startswith("."))]

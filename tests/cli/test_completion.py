@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -17,6 +18,10 @@ from blockexport.models.families.every_family import PRESETS
 from blockexport.runtime.backends import ENGINES, backend_names
 
 PROGRAM = [sys.executable, "-c", "import sys; from blockexport.cli.start import run; sys.exit(run())"]
+
+
+def presets(beginning: str) -> list[str]:
+    return [name for name in PRESETS if name.startswith(beginning)]
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +41,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("tr", ["trt"]),
         ("onnx --max", ["--max-sequence-length"]),
         ("compare b --no-", ["--no-explain"]),
-        ("onnx sm", ["smollm2-135m", "small.gguf", "smollm2"]),
-        ("trt smo", ["smollm2-135m", "smollm2"]),
+        ("onnx sm", [*presets("sm"), "small.gguf", "smollm2"]),
+        ("trt smo", [*presets("smo"), "smollm2"]),
         ("onnx ", [*PRESETS, "small.gguf", "smollm2"]),
-        ("inspect llama", [name for name in PRESETS if name.startswith("llama")]),
+        ("inspect llama", presets("llama")),
         ("onnx ./sm", []),  # a path is the shell's own affair
         ("lint sm", []),
         ("onnx tiny --logits ", ["all", "last"]),
@@ -49,7 +54,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("trt b --backend ", [one.name for one in ENGINES]),
         ("trt b --hardware-compatibility a", ["ampere-plus"]),
         ("cpp b --backend ", list(CPP_BACKENDS)),
-        ("compare b --model ti", ["tiny"]),
+        ("compare b --model ti", presets("ti")),
     ],
 )
 def test_what_bash_is_offered(
@@ -60,6 +65,19 @@ def test_what_bash_is_offered(
     monkeypatch.setenv("COMP_CWORD", str(len(line.split(" "))))
     assert main([]) == 0
     assert sorted(capsys.readouterr().out.split()) == sorted(offered)
+
+
+def test_a_current_folder_that_may_not_be_read_offers_presets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    for name, value in {VARIABLE: "complete_bash", "COMP_WORDS": "blockexport onnx ", "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(PRESETS)
 
 
 @pytest.mark.parametrize(("line", "code"), [("blockexport onnx sm", 0), ("blockexport lint sm", 1)])
@@ -109,4 +127,4 @@ def test_bash_itself_completes_and_nothing_heavy_is_loaded(tmp_path: Path) -> No
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.stdout.split() == ["smollm2-135m", "smollm2"], done.stderr
+    assert sorted(done.stdout.split()) == sorted([*presets("smo"), "smollm2"]), done.stderr
