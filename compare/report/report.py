@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockexport.compare.core.check import CheckResult, Kind, Verdict
@@ -199,7 +199,7 @@ class Report:
             "left_out": self.left_out,
             "weight_rounding": None if self.weight_rounding is None else self.weight_rounding.to_json(),
             "positions": {} if self.positions is None else self.positions.to_json(),
-            "tolerances": {name: asdict(entry) for name, entry in TABLE.items()},
+            "tolerances": {name: {"value": t.value, "evidence": t.evidence} for name, t in TABLE.items()},
             "versions": self.versions,
             "explanation": None if self.explanation is None else explanation_json(self.explanation),
         }

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import jinja2
 
+from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.explain.sites import LABELS
 from blockexport.compare.report.layer_plots import inside
 from blockexport.compare.report.position_plot import position_plot
 from blockexport.compare.report.report import SCHEMA_VERSION, Report
-from blockexport.compare.report.report_limits import limits
 from blockexport.compare.report.report_text import capital, figure, full_stop, plural, ratio
 from blockexport.compare.report.report_values import facts, key_figures, share_of, token_table, verdict_kind
 
@@ -39,7 +39,7 @@ def to_html(report: Report) -> str:
             labels=LABELS,
             tokens=token_table(report),
             facts=facts(report),
-            limits=limits(),
+            limits=TABLE.values(),
         )
     )
 

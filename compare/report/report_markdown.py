@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_limits import limits
-from blockexport.compare.report.report_rows import HEADINGS, footnotes, full_sentence, table_rows
+from blockexport.compare.report.report_rows import HEADINGS, footnotes, table_rows
+from blockexport.compare.report.report_text import capital, full_stop
 
 
 def to_markdown(report: Report) -> str:
@@ -37,7 +38,7 @@ def to_markdown(report: Report) -> str:
     ]
     lines += ["", "## Limits", "", "What each rests on is in `report.json`, under `tolerances`.", ""]
     lines += ["| limit | value | of what |", "|---|---|---|"]
-    lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in limits()]
+    lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in TABLE.values()]
     lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]
     return "\n".join(lines)
 
@@ -45,5 +46,5 @@ def to_markdown(report: Report) -> str:
 def _explanation(report: Report) -> list[str]:
     if report.explanation is None:
         return []
-    said = [f"- {full_sentence(sentence)}" for sentence in report.explanation.sentences]
+    said = [f"- {full_stop(capital(sentence))}" for sentence in report.explanation.sentences]
     return ["## First difference and likely cause", "", *said, "", "## Checks", ""]

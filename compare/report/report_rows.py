@@ -72,8 +72,3 @@ def number(value: float) -> str:
     """Two significant digits, in at most six characters."""
     mantissa, e, exponent = f"{value:.2g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa
-
-
-def full_sentence(said: str) -> str:
-    """What was said in lower case and without a full stop, as a sentence."""
-    return f"{said[0].upper()}{said[1:]}."

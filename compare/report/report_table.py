@@ -10,7 +10,8 @@ from rich.text import Text
 
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_rows import HEADINGS, footnotes, full_sentence, table_rows
+from blockexport.compare.report.report_rows import HEADINGS, footnotes, table_rows
+from blockexport.compare.report.report_text import capital, full_stop
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation
@@ -27,7 +28,7 @@ def render_verdict(report: Report) -> RenderableType:
 
 def render_explanation(explanation: Explanation) -> RenderableType:
     """Place and cause, a line each."""
-    return Group(*(Text(full_sentence(said), style="bold") for said in explanation.sentences))
+    return Group(*(Text(full_stop(capital(said)), style="bold") for said in explanation.sentences))
 
 
 def render_table(report: Report) -> RenderableType:

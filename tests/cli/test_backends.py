@@ -27,7 +27,7 @@ OWN_NAMES = {  # files that spell a backend's name for another thing of that nam
     "cli/main.py": "a command",
     "cpp_project.py": "the wheels that bring a library",
     "compare/core/context.py": "a label of the progress",
-    "compare/report/report_limits.py": "a word",
+    "compare/core/tolerances.py": "a word",
 }
 
 
