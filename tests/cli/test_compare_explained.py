@@ -15,7 +15,7 @@ import torch
 from blockexport.cli.main import main
 from blockexport.compare.core.cached_path import CachedPath, Case
 from blockexport.compare.core.defect import NOTHING_WRONG
-from blockexport.compare.report.report_rows import full_sentence
+from blockexport.compare.report.report_text import capital, full_stop
 from blockexport.library import compare_bundle
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.config.model_config import ModelConfig
@@ -120,10 +120,10 @@ def test_place_and_cause_are_in_every_form(
     said = json.loads((tmp_path / "report.json").read_text())["explanation"]["sentences"]
     assert said[0].startswith("first difference at position 0: layer 1, activation of the MLP")
     assert said[1].startswith("likely cause, reproduced to ") and said[1].endswith("(only in layer 1)")
-    assert lines[0].startswith("FAIL: ") and lines[-len(said) :] == [full_sentence(sentence) for sentence in said]
+    assert lines[0].startswith("FAIL: ") and lines[-len(said) :] == [full_stop(capital(sentence)) for sentence in said]
     markdown = (tmp_path / "report.md").read_text().splitlines()
     assert markdown[4] == "## First difference and likely cause"
-    assert markdown[6 : 6 + len(said)] == [f"- {full_sentence(sentence)}" for sentence in said]
+    assert markdown[6 : 6 + len(said)] == [f"- {full_stop(capital(sentence))}" for sentence in said]
     page = (tmp_path / "report.html").read_text()
     assert page.index("First difference") < page.index("Likely cause") < page.index("Error against the noise floor")
 
