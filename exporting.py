@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from blockexport.compare.report.report import Report
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.export.bundle.stage import Stage
-    from blockexport.export.graph.onnx_graph import GraphOptions
     from blockexport.models.checkpoints.checkpoint import Checkpoint
+    from blockexport.models.interface import Interface
 
 DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
 PARITY = "parity"  # the folder of the report inside the bundle
@@ -79,13 +79,13 @@ def prove_and_seal(
     inputs = inputs_of(model)
     bundle_place(output, inputs, force=wish.force)  # before the model is read, or fetched
     checkpoint = open_checkpoint(model, seed=wish.seed)
-    options = _graph_options(checkpoint, wish)
-    numbers = check_room(checkpoint, options, output, judged=wish.compare, pt2=wish.pt2)
+    interface = _interface(checkpoint, wish)
+    numbers = check_room(checkpoint, interface, output, judged=wish.compare, pt2=wish.pt2)
     if numbers is not None:
         note(numbers)
     with staged(output, inputs, force=wish.force) as stage:
         with space_errors(stage.folder):
-            manifest = _write(checkpoint, stage.folder, options, wish.pt2, progress, note)
+            manifest = _write(checkpoint, stage.folder, interface, wish.pt2, progress, note)
         judged = _judge(checkpoint, stage.folder, manifest, progress) if wish.compare else None
         if judged is None or isinstance(judged, str):
             stage.seal(manifest)
@@ -94,8 +94,8 @@ def prove_and_seal(
         return _settle(stage, manifest, report)
 
 
-def _graph_options(checkpoint: Checkpoint, wish: Wish) -> GraphOptions:
-    from blockexport.export.graph.onnx_graph import GraphOptions
+def _interface(checkpoint: Checkpoint, wish: Wish) -> Interface:
+    from blockexport.models.interface import Ends, Interface
 
     reach, slots = checkpoint.config.max_position_embeddings, wish.max_sequence_length
     if slots is not None and slots > reach and not wish.beyond_trained_range:
@@ -106,13 +106,14 @@ def _graph_options(checkpoint: Checkpoint, wish: Wish) -> GraphOptions:
     if wish.headless and wish.last_logits_only:
         raise UsageError("--headless has no logits: leave out --logits last")
     chosen = min(DEFAULT_SLOTS, reach) if slots is None else slots
-    return GraphOptions(wish.precision, chosen, headless=wish.headless, last_logits_only=wish.last_logits_only)
+    ends = Ends.of(headless=wish.headless, last_logits_only=wish.last_logits_only)
+    return Interface(checkpoint.config, wish.precision.element, chosen, ends)
 
 
 def _write(
     checkpoint: Checkpoint,
     folder: Path,
-    options: GraphOptions,
+    interface: Interface,
     pt2: bool,
     progress: Progress,
     note: Callable[[str], None],
@@ -124,13 +125,13 @@ def _write(
     from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
     from blockexport.runtime.text.chat_turns import write_chat_turns
 
-    manifest = export_onnx(checkpoint, folder, options, progress=progress, note=note)
+    manifest = export_onnx(checkpoint, folder, interface, progress=progress, note=note)
     check_tokenizer(folder, checkpoint.config.vocab_size, note)
     added = write_chat_turns(folder, note)
     if pt2:
         from blockexport.export.pt2 import write_pt2
 
-        added.append(write_pt2(checkpoint, options, folder))
+        added.append(write_pt2(checkpoint, interface, folder))
     manifest = replace(manifest, files={**manifest.files, **file_entries(folder, added)})
     write_manifest(folder, manifest)
     return manifest

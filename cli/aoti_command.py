@@ -61,21 +61,14 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     from blockexport.export.bundle.bundle import add_files
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
     from blockexport.export.bundle.stage import beside
-    from blockexport.export.graph.onnx_graph import GraphOptions
 
     manifest = read_manifest(bundle)
     checkpoint = open_source(manifest, source)
-    options = GraphOptions(
-        manifest.precision,
-        manifest.max_sequence_length,
-        headless=manifest.headless,
-        last_logits_only=manifest.last_logits_only,
-    )
     # Beside the bundle, so that what passed is moved and not copied.
     with beside(bundle) as folder:
         with console.progress_bar(quiet=quiet) as progress:
             progress("compiling", 0, 1)
-            names = compile_package(checkpoint, options, manifest.rope_table_rows, folder)
+            names = compile_package(checkpoint, manifest.interface, manifest.rope_table_rows, folder)
             progress("compiling", 1, 1)
             judged = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
         report = None if judged is None else judged.report

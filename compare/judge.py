@@ -21,6 +21,7 @@ from blockexport.compare.report.report import Artifact, Positions, Report, Round
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.element_types import BY_SAFETENSORS
+from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, Arithmetic, backend_named, require_judgeable
@@ -192,8 +193,8 @@ def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: 
 
 
 def _eager(decoder: Decoder, checkpoint: Checkpoint, progress: Progress) -> Decoder:
-    slots = decoder.max_sequence_length
-    model = load_model(checkpoint, decoder.dtype, slots, headless=decoder.headless, progress=progress)
+    slots, ends = decoder.max_sequence_length, Ends.of(headless=decoder.headless)  # with logits of every token
+    model = load_model(checkpoint, decoder.dtype, slots, ends=ends, progress=progress)
     return EagerDecoder(model, slots)
 
 
@@ -215,7 +216,7 @@ def _weight_rounding(context: CheckContext) -> RoundingCost | None:
     if not _rounds(context.checkpoint, dtype):
         return None
     prompt = range(context.plan.prefill)
-    rounded = Reference(context.checkpoint, round_weights_to=dtype, headless=context.decoder.headless)
+    rounded = Reference(context.checkpoint, round_weights_to=dtype, ends=context.decoder.interface.ends)
     outputs_PV = rounded.run([context.ids_S[: len(prompt)]], [prompt], context.progress)[0]
     errors = measure(outputs_PV, context.expected[0][: len(prompt)], prompt)
     return RoundingCost(errors.rms, float(errors.max_P.max()), errors.relative_l2)

@@ -22,7 +22,6 @@ from torch.export import Dim
 
 from blockexport.export.bundle.aoti_machine import AOTI_INFO, machine_info
 from blockexport.export.bundle.manifest import AOTI_FILE
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.graph.trace import example_inputs
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.output.patient_file import patient_file
@@ -31,6 +30,7 @@ from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Interface
 
 _COMPILER_REMEDY = "install g++ (or clang++), or name a working one in the variable CXX"
 
@@ -52,12 +52,12 @@ class _InPlace(nn.Module):
         return result
 
 
-def compile_package(checkpoint: Checkpoint, options: GraphOptions, table_rows: int, folder: Path) -> list[str]:
+def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: int, folder: Path) -> list[str]:
     """Write `model.aoti.pt2` and `aoti.json` into `folder`; returns their names. Takes a minute for thirty layers.
 
     Args:
         checkpoint: the model.
-        options: precision and which ends; M stays symbolic in the package.
+        interface: type and ends; M stays symbolic in the package.
         table_rows: rows of its RoPE table, the largest M a loader may use.
         folder: an existing folder.
 
@@ -69,8 +69,8 @@ def compile_package(checkpoint: Checkpoint, options: GraphOptions, table_rows: i
     from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
     require_compiler()
-    scratch = _require_room(folder, weight_bytes(checkpoint, options))
-    program = _program(checkpoint, options, table_rows)
+    scratch = _require_room(folder, weight_bytes(checkpoint, interface))
+    program = _program(checkpoint, interface, table_rows)
     try:
         with patient_file(folder / AOTI_FILE) as file:
             aoti_compile_and_package(program, package_path=file)
@@ -131,15 +131,14 @@ def _is_full(error: BaseException | None) -> bool:
     return False
 
 
-def _program(checkpoint: Checkpoint, options: GraphOptions, table_rows: int) -> torch.export.ExportedProgram:
+def _program(checkpoint: Checkpoint, interface: Interface, table_rows: int) -> torch.export.ExportedProgram:
     model = load_model(
         checkpoint,
-        options.precision.torch_dtype,
+        interface.dtype,
         table_rows,
-        headless=options.headless,
-        last_logits_only=options.last_logits_only,
+        ends=interface.ends,
     )
-    example = example_inputs(checkpoint.config, options.precision, options.headless)
+    example = example_inputs(interface)
     batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
     sized = {0: batch, 1: length}
     sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])

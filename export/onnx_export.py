@@ -17,14 +17,13 @@ from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_
 from blockexport.export.bundle.manifest import (
     ONNX_FILE,
     Manifest,
-    Port,
     SourceRecord,
     combined_digest,
     tool_versions,
 )
 from blockexport.export.bundle.rope_file import COS, ROPE_FILE, SIN, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
-from blockexport.export.graph.onnx_graph import GraphOptions, build_model
+from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
 from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
@@ -34,6 +33,7 @@ from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.element_types import BY_ONNX, BY_SAFETENSORS
 from blockexport.models.formats.config_hf_write import config_to_hf
+from blockexport.models.interface import Interface, Port
 from blockexport.models.progress import Progress, silent
 
 Note = Callable[[str], None]
@@ -42,7 +42,7 @@ Note = Callable[[str], None]
 def export_onnx(
     checkpoint: Checkpoint,
     folder: Path,
-    options: GraphOptions,
+    interface: Interface,
     *,
     progress: Progress = silent,
     note: Note = lambda message: None,
@@ -54,7 +54,7 @@ def export_onnx(
     Args:
         checkpoint: the model.
         folder: an empty folder.
-        options: precision, M, and which ends the graph has.
+        interface: the decoder's: of the checkpoint's config, in the type to be written.
         progress: hears of the weights.
         note: is told what the user should know: what a conversion flushed to zero, a tokenizer that is missing.
 
@@ -62,18 +62,18 @@ def export_onnx(
         UsageError: the weights are damaged, or do not fit the precision.
     """
     config = checkpoint.config
-    names = list(expected_tensors(config, headless=options.headless))
-    rows = rope_table_rows(config, options.max_sequence_length)
+    names = list(expected_tensors(config, ends=interface.ends))
+    rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
-        written = worker.submit(write_weights, checkpoint, folder, options.precision, names, progress)
+        written = worker.submit(write_weights, checkpoint, folder, interface.precision, names, progress)
         write_rope_file(folder, config, rows)
-        model = build_model(config, options, _external_tensors(folder, written))
+        model = build_model(interface, _external_tensors(folder, written))
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
-    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, options, note)
+    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)
     for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
-    return _manifest(checkpoint, folder, options, model, weights, rows, others)
+    return _manifest(checkpoint, folder, interface, model, weights, rows, others)
 
 
 def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable[[str], ir.TensorProtocol]:
@@ -93,13 +93,13 @@ def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable
     return tensor
 
 
-def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions, note: Note) -> list[str]:
+def _write_configs(checkpoint: Checkpoint, folder: Path, interface: Interface, note: Note) -> list[str]:
     """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless."""
     files: dict[str, object] = {}
-    hugging_face = config_to_hf(replace(checkpoint.config, dtype=options.precision.element.name))
+    hugging_face = config_to_hf(replace(checkpoint.config, dtype=interface.element.name))
     if hugging_face is not None:
         files["config.json"] = hugging_face
-    if not options.headless:
+    if not interface.ends.headless:
         generation = read_generation_config(folder / GENERATION_CONFIG)
         ends = generation.eos_token_ids
         stops = checkpoint.config.eos_token_ids if ends is None else ends
@@ -110,7 +110,7 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions, 
                 "tokens, so the model never gives it, and onnxruntime-genai would refuse it: it is not in "
                 "genai_config.json"
             )
-        files["genai_config.json"] = genai_config(checkpoint.config, options.max_sequence_length, producible)
+        files["genai_config.json"] = genai_config(checkpoint.config, interface.max_sequence_length, producible)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return list(files)
@@ -119,7 +119,7 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, options: GraphOptions, 
 def _manifest(
     checkpoint: Checkpoint,
     folder: Path,
-    options: GraphOptions,
+    interface: Interface,
     model: ir.Model,
     weights: WrittenWeights,
     rows: int,
@@ -135,11 +135,11 @@ def _manifest(
         source=SourceRecord(
             source.kind, source.reference, source_digest(checkpoint, weights.source_sha256), source.seed
         ),
-        precision=options.precision,
-        max_sequence_length=options.max_sequence_length,
+        precision=interface.precision,
+        max_sequence_length=interface.max_sequence_length,
         rope_table_rows=rows,
-        headless=options.headless,
-        last_logits_only=options.last_logits_only,
+        headless=interface.ends.headless,
+        last_logits_only=interface.ends.last_logits_only,
         inputs=tuple(_port(value) for value in model.graph.inputs),
         outputs=tuple(_port(value) for value in model.graph.outputs),
         opset=model.opset_imports[""],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 
 LARGE = 1 << 30
@@ -18,18 +18,18 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def weight_bytes(checkpoint: Checkpoint, options: GraphOptions) -> int:
+def weight_bytes(checkpoint: Checkpoint, interface: Interface) -> int:
     """What the weights of an export take, in a file of theirs or inside of a program."""
-    return sum(entry.size for entry in _entries(checkpoint, options)) * options.precision.element.itemsize
+    return sum(entry.size for entry in _entries(checkpoint, interface)) * interface.element.itemsize
 
 
-def _entries(checkpoint: Checkpoint, options: GraphOptions) -> list[TensorEntry]:
-    names = expected_tensors(checkpoint.config, headless=options.headless)
+def _entries(checkpoint: Checkpoint, interface: Interface) -> list[TensorEntry]:
+    names = expected_tensors(checkpoint.config, ends=interface.ends)
     return [checkpoint.entries[name] for name in names if name in checkpoint.entries]
 
 
 def check_room(
-    checkpoint: Checkpoint, options: GraphOptions, place: Path, *, judged: bool, pt2: bool = False
+    checkpoint: Checkpoint, interface: Interface, place: Path, *, judged: bool, pt2: bool = False
 ) -> str | None:
     """Whether there is room for a bundle at `place` (`pt2`: with the program, which has the weights once more), and to
     judge it; a note with the numbers where they are large.
@@ -41,12 +41,12 @@ def check_room(
         UsageError: the disk is too small.
         NotJudgedError: the memory is too small to judge the bundle.
     """
-    entries, needed = _entries(checkpoint, options), weight_bytes(checkpoint, options)
+    entries, needed = _entries(checkpoint, interface), weight_bytes(checkpoint, interface)
     elements = sum(entry.size for entry in entries)
-    what = f"{elements / 1e9:.2f} billion weights in {options.precision}"
+    what = f"{elements / 1e9:.2f} billion weights in {interface.precision}"
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
-    mapped = all(e.location is not None and e.dtype == options.precision.element.safetensors for e in entries)
+    mapped = all(e.location is not None and e.dtype == interface.element.safetensors for e in entries)
     disk = needed * (pt2 + (not mapped))  # what is cloned may take no room, which the copy finds out
     if free < disk:
         program = " with the program of --pt2" if pt2 else ""
@@ -55,7 +55,7 @@ def check_room(
             "some, or choose another output folder, a smaller model or --bf16"
         )
     # A bf16 file is replayed from its mapped weights.
-    copies = (options.precision is not Precision.BF16) + (not mapped)
+    copies = (interface.precision is not Precision.BF16) + (not mapped)
     memory, present = copies * needed, available_memory()
     if judged and present is not None and present < memory:
         raise NotJudgedError(

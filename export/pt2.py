@@ -13,25 +13,24 @@ import torch
 from torch.export import Dim
 
 from blockexport.export.bundle.manifest import PT2_FILE
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.graph.trace import example_inputs
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.output.patient_file import patient_file
 from blockexport.export.preflight import weight_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
+from blockexport.models.interface import Interface
 
 
-def export_program(checkpoint: Checkpoint, options: GraphOptions) -> torch.export.ExportedProgram:
+def export_program(checkpoint: Checkpoint, interface: Interface) -> torch.export.ExportedProgram:
     """The decoder as an exported program: `(inputs, position_ids, past_key_values) -> (outputs, present)`."""
     model = load_model(
         checkpoint,
-        options.precision.torch_dtype,
-        options.max_sequence_length,
-        headless=options.headless,
-        last_logits_only=options.last_logits_only,
+        interface.dtype,
+        interface.max_sequence_length,
+        ends=interface.ends,
     )
-    example = example_inputs(checkpoint.config, options.precision, options.headless)
+    example = example_inputs(interface)
     batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
     sized = {0: batch, 1: length}
     sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])
@@ -44,14 +43,14 @@ def export_program(checkpoint: Checkpoint, options: GraphOptions) -> torch.expor
     return opened
 
 
-def write_pt2(checkpoint: Checkpoint, options: GraphOptions, folder: Path) -> str:
+def write_pt2(checkpoint: Checkpoint, interface: Interface, folder: Path) -> str:
     """Write `model.pt2` into `folder`; returns its name.
 
     Raises:
         UsageError: the disk has no room for it.
     """
-    check_free_space(folder, weight_bytes(checkpoint, options))
+    check_free_space(folder, weight_bytes(checkpoint, interface))
     with warnings.catch_warnings(), disk_errors(folder), patient_file(folder / PT2_FILE) as file:
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own pytree, when it copies a program
-        torch.export.save(export_program(checkpoint, options), file)
+        torch.export.save(export_program(checkpoint, interface), file)
     return PT2_FILE

@@ -18,7 +18,7 @@ from blockexport.export.bundle.check_graph import declare_max_sequence_length, r
 from blockexport.export.bundle.clone_file import share_blocks
 from blockexport.export.bundle.file_check import check_artifact, file_entry
 from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
-from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, interface, read_manifest
+from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
 from blockexport.export.bundle.stage import beside, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
@@ -127,8 +127,7 @@ def _updated(
         if entry.made_from.get(ONNX_FILE) == old:  # golden vectors, an AOTInductor package: both hold for any M
             entries[name] = _made_from(entry, entries[ONNX_FILE].sha256)
     changed = replace(now, max_sequence_length=max_sequence_length, files=dict(sorted(entries.items())))
-    inputs, outputs = interface(changed)
-    return replace(changed, inputs=inputs, outputs=outputs)
+    return replace(changed, inputs=changed.interface.inputs, outputs=changed.interface.outputs)
 
 
 def _made_from(entry: FileEntry, sha256: str) -> FileEntry:

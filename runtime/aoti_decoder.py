@@ -10,7 +10,6 @@ import torch
 from blockexport.export.bundle.aoti_machine import AOTI_INFO, check_machine
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import AOTI_FILE, Manifest
-from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import Opening
@@ -31,12 +30,8 @@ class AotiDecoder(Decoder):
         path = (package_folder or folder) / AOTI_FILE
         if not path.is_file():
             raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {shlex.quote(str(folder))}` makes one")
-        self.config = manifest.config
-        self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
+        self.interface = manifest.with_slots(max_sequence_length)
         require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings)
-        self.dtype = manifest.precision.torch_dtype
-        self.last_logits_only = manifest.last_logits_only
-        self.headless = manifest.headless
         check_machine(path.with_name(AOTI_INFO))
         if package_folder is None:
             # Machine code: nothing of it runs that was not compared.
@@ -51,13 +46,6 @@ class AotiDecoder(Decoder):
         except RuntimeError as error:
             raise UsageError(f"{path} does not load: {error}") from error
         self.reset()
-
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers themselves, [B, K, M, H] each."""
-        return self._past[2 * layer], self._past[2 * layer + 1]
-
-    def _allocate(self, batch_size: int) -> None:
-        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from blockexport.models import io_names
+from blockexport.models.block.cache import empty_cache
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, UsageError
+from blockexport.models.interface import Interface
 from blockexport.runtime.decoder_inputs import check_rows, checked_inputs, checked_lengths, checked_positions
 
 
@@ -37,22 +38,40 @@ class Decoder(ABC):
     """A loaded decoder with its cache.
 
     Attributes:
-        config: the model's dimensions.
-        max_sequence_length: M, slots per row.
-        dtype: type of cache and logits.
-        last_logits_only: True when the artifact gives logits of each row's last token only ([B, 1, V]).
-        headless: True when it takes `inputs_embeds` [B, S, D] and gives `hidden_states` [B, S, D].
+        interface: what it takes and gives: dimensions, M, type and ends.
         foreign: what an artifact of another tool allows; None for this project's own.
         lengths_B: int64 [B], filled slots of each row.
     """
 
-    config: ModelConfig
-    max_sequence_length: int
-    dtype: torch.dtype
-    last_logits_only: bool = False
-    headless: bool = False
+    interface: Interface
     foreign: Foreign | None = None
     lengths_B: torch.Tensor
+    _past: list[torch.Tensor]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's dimensions."""
+        return self.interface.config
+
+    @property
+    def max_sequence_length(self) -> int:
+        """M, slots per row."""
+        return self.interface.max_sequence_length
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of cache and logits."""
+        return self.interface.dtype
+
+    @property
+    def headless(self) -> bool:
+        """True when it takes `inputs_embeds` [B, S, D] and gives `hidden_states` [B, S, D]."""
+        return self.interface.ends.headless
+
+    @property
+    def last_logits_only(self) -> bool:
+        """True when the artifact gives logits of each row's last token only ([B, 1, V])."""
+        return self.interface.ends.last_logits_only
 
     @property
     def batch_size(self) -> int:
@@ -66,7 +85,7 @@ class Decoder(ABC):
             UsageError: fewer rows than one.
             NotJudgedError: the cache would be larger than this machine's memory.
         """
-        check_rows(batch_size, self.config, self.max_sequence_length, self.dtype)
+        check_rows(batch_size, self.interface)
         self._allocate(batch_size)
         self.lengths_B = torch.zeros(batch_size, dtype=torch.int64)
 
@@ -124,11 +143,12 @@ class Decoder(ABC):
     def _call(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         self._check(inputs, position_ids_BS)
         outputs = self._run(inputs, position_ids_BS)
-        require_shape(self._output_name, outputs.shape, self._output_shape(position_ids_BS), position_ids_BS)
+        wanted = self.interface.output_shape(*position_ids_BS.shape)
+        require_shape(self.interface.output_name, outputs.shape, wanted, position_ids_BS)
         return outputs
 
     def _checked(self, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = checked_inputs(inputs, self.config, self.dtype, headless=self.headless)
+        inputs = checked_inputs(inputs, self.interface)
         if inputs.shape[0] != self.batch_size:
             raise UsageError(
                 f"{inputs.shape[0]} rows were given to a cache of {self.batch_size}: call reset({inputs.shape[0]}) "
@@ -148,23 +168,14 @@ class Decoder(ABC):
                 "shorten the input, or open the bundle with a larger max_sequence_length"
             )
 
-    @property
-    def _output_name(self) -> str:
-        return io_names.HIDDEN_STATES if self.headless else io_names.LOGITS
-
-    def _output_shape(self, position_ids_BS: torch.Tensor) -> tuple[int, int, int]:
-        rows, length = position_ids_BS.shape
-        width = self.config.hidden_size if self.headless else self.config.vocab_size
-        return rows, 1 if self.last_logits_only else length, width
-
-    @abstractmethod
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value of a layer, [B, K, M, H] each, as views where the backend can share memory: writing into
         them changes the cache."""
+        return self._past[2 * layer], self._past[2 * layer + 1]
 
-    @abstractmethod
     def _allocate(self, batch_size: int) -> None:
         """Make zeroed caches of `batch_size` rows."""
+        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
 
     @abstractmethod
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,17 @@ import os
 
 import torch
 
-from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Interface
 
 
-def checked_inputs(inputs: torch.Tensor, config: ModelConfig, dtype: torch.dtype, *, headless: bool) -> torch.Tensor:
-    """Ids as int64 [B, S], or the embeddings [B, S, D] of a headless model in `dtype`.
+def checked_inputs(inputs: torch.Tensor, interface: Interface) -> torch.Tensor:
+    """Ids as int64 [B, S], or the embeddings [B, S, D] of a headless model in its own type.
 
     Raises:
         UsageError: another type or shape, no token, or an id outside of the vocabulary.
     """
+    config, headless = interface.config, interface.ends.headless
     _require_tensor("inputs", inputs)
     wanted = f"embeddings [batch_size, sequence_length, {config.hidden_size}]" if headless else _IDS
     if inputs.ndim != (3 if headless else 2) or 0 in inputs.shape:
@@ -29,7 +30,7 @@ def checked_inputs(inputs: torch.Tensor, config: ModelConfig, dtype: torch.dtype
     if headless:
         if not inputs.is_floating_point() or inputs.shape[2] != config.hidden_size:
             raise UsageError(f"inputs are {_described(inputs)}: this headless model takes {wanted}, of a floating type")
-        return inputs.to(dtype)
+        return inputs.to(interface.dtype)
     if not _is_integer(inputs):
         raise UsageError(f"inputs are {_described(inputs)}: this model takes {wanted}, which are integers")
     lowest, highest = (int(bound) for bound in inputs.aminmax())
@@ -88,7 +89,7 @@ def checked_positions(
     return positions_BS
 
 
-def check_rows(batch_size: int, config: ModelConfig, max_sequence_length: int, dtype: torch.dtype) -> None:
+def check_rows(batch_size: int, interface: Interface) -> None:
     """Whether a cache of `batch_size` rows can be made.
 
     Raises:
@@ -97,11 +98,12 @@ def check_rows(batch_size: int, config: ModelConfig, max_sequence_length: int, d
     """
     if type(batch_size) is not int or batch_size < 1:
         raise UsageError(f"a cache of {batch_size!r} rows was asked for: give a whole number, at least 1")
-    values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * max_sequence_length
-    needed, memory = batch_size * values * dtype.itemsize, _physical_memory()
+    config, slots = interface.config, interface.max_sequence_length
+    values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * slots
+    needed, memory = batch_size * values * interface.element.itemsize, _physical_memory()
     if memory is not None and needed > memory:
         raise NotJudgedError(
-            f"a cache of {batch_size} row{'s' if batch_size > 1 else ''} of {max_sequence_length} slots takes "
+            f"a cache of {batch_size} row{'s' if batch_size > 1 else ''} of {slots} slots takes "
             f"{needed / 2**30:.4g} GiB, and this machine has {memory / 2**30:.4g} GiB: take fewer rows, or a smaller "
             "max_sequence_length"
         )

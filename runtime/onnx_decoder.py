@@ -15,7 +15,6 @@ from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_l
 from blockexport.export.bundle.file_check import Verify, check_artifact
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.models import io_names
-from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder, require_shape
@@ -45,23 +44,14 @@ class OnnxDecoder(Decoder):
         threads: int = 0,
         verify: Verify = "sample",
     ) -> None:
-        self.config = manifest.config
-        self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
-        self.dtype = manifest.precision.torch_dtype
-        self.last_logits_only = manifest.last_logits_only
-        self.headless = manifest.headless
+        self.interface = manifest.with_slots(max_sequence_length)
         graph = read_graph(folder, manifest)
         check_artifact(folder, manifest, ONNX_FILE, verify)
         self._session = _session(folder, manifest, graph, self.max_sequence_length, low_memory, threads)
-        self._input = io_names.INPUTS_EMBEDS if self.headless else io_names.INPUT_IDS
         self.reset()
 
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers themselves, [B, K, M, H] each."""
-        return self._past[2 * layer], self._past[2 * layer + 1]
-
     def _allocate(self, batch_size: int) -> None:
-        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
+        super()._allocate(batch_size)
         self._binding = self._session.io_binding()
         layers = self.config.num_hidden_layers
         names = zip(io_names.past_names(layers), io_names.present_names(layers), self._past, strict=True)
@@ -72,10 +62,10 @@ class OnnxDecoder(Decoder):
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         given = inputs.contiguous()
         positions = position_ids_BS.contiguous()
-        output = torch.empty(self._output_shape(position_ids_BS), dtype=self.dtype)
-        bind(self._binding.bind_input, self._input, given)
+        output = torch.empty(self.interface.output_shape(*position_ids_BS.shape), dtype=self.dtype)
+        bind(self._binding.bind_input, self.interface.input_name, given)
         bind(self._binding.bind_input, io_names.POSITION_IDS, positions)
-        bind(self._binding.bind_output, self._output_name, output)
+        bind(self._binding.bind_output, self.interface.output_name, output)
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
@@ -91,7 +81,7 @@ class OnnxDecoder(Decoder):
         """
         # In the order of their first binding, which a binding keeps.
         wanted = dict(zip(io_names.present_names(self.config.num_hidden_layers), self._past, strict=True))
-        wanted[self._output_name] = output
+        wanted[self.interface.output_name] = output
         for name in wanted:
             self._binding.bind_output(name)
         try:

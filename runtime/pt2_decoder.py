@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.file_check import Verify, check_artifact
-from blockexport.export.bundle.manifest import PT2_FILE, Manifest, Port
-from blockexport.models.block.cache import empty_cache
+from blockexport.export.bundle.manifest import PT2_FILE, Manifest
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Port
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 
@@ -33,27 +33,16 @@ class Pt2Decoder(Decoder):
         path = folder / PT2_FILE
         if not path.is_file():
             raise UsageError(f"{folder} has no {PT2_FILE}: export with --pt2 to have one")
-        self.config = manifest.config
-        self.max_sequence_length = max_sequence_length or manifest.max_sequence_length
+        self.interface = manifest.with_slots(max_sequence_length)
         require_table_rows(
             self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings, least=2
         )
-        self.dtype = manifest.precision.torch_dtype
-        self.last_logits_only = manifest.last_logits_only
-        self.headless = manifest.headless
         # PyTorch unpickles it, which can run code: nothing of it is read that was not compared.
         check_artifact(folder, manifest, PT2_FILE, "nothing" if verify == "nothing" else "whole")
         program = _load(path)
         _check_interface(path, program, manifest)
         self._program = program.module()
         self.reset()
-
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's key and value as of the last run, [B, K, M, H] each."""
-        return self._past[2 * layer], self._past[2 * layer + 1]
-
-    def _allocate(self, batch_size: int) -> None:
-        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():

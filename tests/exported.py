@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from blockexport.export.bundle.manifest import Manifest, write_manifest
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.onnx_export import export_onnx
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 
 EVERYTHING = ModelConfig(
@@ -63,6 +63,8 @@ def export(
 ) -> Manifest:
     """A sealed bundle with M = `slots`."""
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = export_onnx(checkpoint, folder, GraphOptions(precision, slots, **options))
+    manifest = export_onnx(
+        checkpoint, folder, Interface(checkpoint.config, precision.element, slots, Ends.of(**options))
+    )
     write_manifest(folder, manifest)
     return manifest

@@ -8,7 +8,7 @@ of its own: it is neither right nor wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from blockexport.compare.audits.table_difference import table_problem
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Interface
 
 _CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "RotaryEmbedding")
 _ENDS = ("Gemm", "MatMul", "RMSNormalization")
@@ -39,21 +40,19 @@ class ConstantAudit:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def audit_constants(graph: ir.Graph, config: ModelConfig, max_sequence_length: int, *, headless: bool) -> ConstantAudit:
+def audit_constants(graph: ir.Graph, interface: Interface) -> ConstantAudit:
     """Hold a decoder's graph against the config that it was made for.
 
     Args:
         graph: of the artifact.
-        config: of the checkpoint.
-        max_sequence_length: M: a RoPE table needs as many rows.
-        headless: the graph has neither embedding nor head.
+        interface: of the decoder. A RoPE table needs M rows.
     """
-    audit, nodes = ConstantAudit(), list(graph)
+    audit, nodes, config = ConstantAudit(), list(graph), interface.config
     _epsilons(audit, nodes, config)
     _scales(audit, nodes, config)
     _windows(audit, nodes, config)
-    _tables(audit, nodes, config, max_sequence_length)
-    _readers(audit, graph, config, headless)
+    _tables(audit, nodes, config, interface.max_sequence_length)
+    _readers(audit, graph, expected_tensors(config, interface.ends))
     return audit
 
 
@@ -240,9 +239,8 @@ def _name(value: ir.Value | None) -> str:
     return "" if value is None else str(value.name)
 
 
-def _readers(audit: ConstantAudit, graph: ir.Graph, config: ModelConfig, headless: bool) -> None:
+def _readers(audit: ConstantAudit, graph: ir.Graph, weights: Iterable[str]) -> None:
     """Each weight is read by the place whose name it has, and by none else."""
-    weights = expected_tensors(config, headless=headless)
     places = {name.rpartition(".")[0] for name in weights} - {EMBEDDING.removesuffix(".weight")}
     ends = {EMBEDDING, OUTPUT_HEAD}
     problems: list[str] = []

@@ -35,8 +35,7 @@ class ConstantFigures(Figures):
 def constants(context: CheckContext) -> Outcome:
     """They are the config's in every layer, and each place reads the weight that has its name."""
     assert context.graph is not None
-    decoder = context.decoder
-    audit = audit_constants(context.graph(), context.config, decoder.max_sequence_length, headless=decoder.headless)
+    audit = audit_constants(context.graph(), context.decoder.interface)
     figures = ConstantFigures(audit.problems, audit.unseen, audit.counts)
     complaints = audit.problems + audit.unseen if audit.problems else []
     told = ", ".join(f"{count} {kind}" for kind, count in audit.counts.items())

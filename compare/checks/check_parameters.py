@@ -54,7 +54,7 @@ def parameters(context: CheckContext) -> Outcome:
     weights = context.weights()
     if context.decoder.foreign is not None:
         return _foreign(context, weights)
-    wanted = expected_tensors(context.config, headless=context.decoder.headless)
+    wanted = expected_tensors(context.config, ends=context.decoder.interface.ends)
     count, expected = sum(prod(shape) for shape in weights.shapes.values()), _expected_count(context)
     complaints = _wrong_shapes(weights.shapes, wanted)
     if count != expected:

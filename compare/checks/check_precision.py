@@ -46,7 +46,7 @@ def precision(context: CheckContext) -> Outcome:
         share = errors.rms / spread if spread > 0 else 0.0
         message = f"eager PyTorch in {name} is off by {share:.2g} of the spread of the model's outputs"
         return Outcome(message, len(errors.positions_P), doubts=blind, figures=figures)
-    loss = first_loss(context.checkpoint, dtype, context.ids_S, headless=context.decoder.headless)
+    loss = first_loss(context.checkpoint, dtype, context.ids_S, ends=context.decoder.interface.ends)
     weights = None if dtype is torch.float32 else lost_weights(context.checkpoint, dtype)
     vanished = spread_of(errors.spread_P) < SPREAD_LEFT * spread
     where = weights or ("" if loss is None else loss.sentence)
@@ -66,7 +66,7 @@ def _wider_that_hold(context: CheckContext, dtype: torch.dtype) -> list[Precisio
 
 
 def _holds(context: CheckContext, dtype: torch.dtype) -> bool:
-    run = Reference(context.checkpoint, dtype, headless=context.decoder.headless)
+    run = Reference(context.checkpoint, dtype, ends=context.decoder.interface.ends)
     outputs_PV = run.run([context.ids_S], [context.reference_positions], context.progress)[0]
     errors = context.measured(outputs_PV)
     floor = floor_of([errors], dtype)

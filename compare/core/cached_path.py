@@ -20,6 +20,7 @@ from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.rope import rope_table, rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, silent
 
 VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
@@ -94,7 +95,7 @@ class CachedPath:
         ids_S: int64, the tokens.
         calls: the positions of each call in turn, as `Plan.calls` gives them.
         max_sequence_length: M.
-        headless: give hidden states after the final norm instead of logits.
+        ends: a headless one gives hidden states after the final norm instead of logits.
     """
 
     def __init__(
@@ -104,8 +105,7 @@ class CachedPath:
         ids_S: torch.Tensor,
         calls: Sequence[range],
         max_sequence_length: int,
-        *,
-        headless: bool = False,
+        ends: Ends = Ends.LOGITS,
     ) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
@@ -113,7 +113,7 @@ class CachedPath:
         self.ids_S = ids_S
         self.calls = list(calls)
         self.slots = max_sequence_length
-        self.headless = headless
+        self.headless = ends.headless
         self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
 
     @torch.no_grad()

@@ -108,7 +108,7 @@ class CheckContext:
     @cached_property
     def reference(self) -> Reference:
         """The float64 reference over the checkpoint."""
-        return Reference(self.checkpoint, headless=self.decoder.headless)
+        return Reference(self.checkpoint, ends=self.decoder.interface.ends)
 
     @cached_property
     def judged_positions(self) -> list[int]:
@@ -177,7 +177,7 @@ class CheckContext:
 
     def _whole_runs(self, nudges: Nudges) -> list[list[Errors]]:
         """For each run the errors of the judged sequence (at `reference_positions`), then of each row."""
-        whole = Reference(self.checkpoint, self.decoder.dtype, headless=self.decoder.headless)
+        whole = Reference(self.checkpoint, self.decoder.dtype, ends=self.decoder.interface.ends)
         return [
             [
                 measure(outputs, expected, positions).weighted(weight_of(nudge))

@@ -14,6 +14,7 @@ from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.interface import Interface
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -42,10 +43,9 @@ class Evidence:
         ids_S: the tokens.
         calls: the positions given in each call.
         positions: those whose outputs are here.
-        outputs_PV: logits (hidden states when `headless`) in the artifact's type.
-        max_sequence_length: M.
+        outputs_PV: logits (hidden states of a headless one) in the artifact's type.
+        interface: of the artifact.
         repeated_PV: the outputs of a second, equal run; None when there was none.
-        headless: see `Decoder`; so is `last_logits_only`.
         progress: told of the layers of eager's runs.
         ground: at these positions and more; made of eager's runs in these calls where there is none yet.
     """
@@ -55,10 +55,8 @@ class Evidence:
     calls: Sequence[range]
     positions: Sequence[int]
     outputs_PV: torch.Tensor
-    max_sequence_length: int
+    interface: Interface
     repeated_PV: torch.Tensor | None = None
-    headless: bool = False
-    last_logits_only: bool = False
     progress: Progress = field(default=silent, repr=False, compare=False)
     ground: Ground | None = field(default=None, repr=False, compare=False)
 
@@ -69,8 +67,8 @@ class Evidence:
 
     def path(self, dtype: torch.dtype) -> CachedPath:
         """Eager on the same calls."""
-        slots = self.max_sequence_length
-        return CachedPath(self.checkpoint, dtype, self.ids_S, self.calls, slots, headless=self.headless)
+        slots, ends = self.interface.max_sequence_length, self.interface.ends
+        return CachedPath(self.checkpoint, dtype, self.ids_S, self.calls, slots, ends)
 
     @cached_property
     def _ground(self) -> Ground:
@@ -108,7 +106,9 @@ class Evidence:
     @cached_property
     def _judged(self) -> tuple[FloorVerdict, Floor]:
         runs = ([run.select(self.positions) for run in look] for look in self._ground.looks())
-        return judge_by(self.errors, (floor_of(look, self.dtype) for look in runs), has_top1=not self.headless)
+        return judge_by(
+            self.errors, (floor_of(look, self.dtype) for look in runs), has_top1=not self.interface.ends.headless
+        )
 
     @property
     def floor(self) -> Floor:
@@ -171,10 +171,8 @@ def gather(
         calls=calls,
         positions=kept,
         outputs_PV=first,
-        max_sequence_length=decoder.max_sequence_length,
+        interface=decoder.interface,
         repeated_PV=again,
-        headless=decoder.headless,
-        last_logits_only=decoder.last_logits_only,
         progress=progress,
     )
 

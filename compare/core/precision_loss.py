@@ -11,6 +11,7 @@ import torch
 
 from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.interface import Ends
 
 LOST = 0.5  # of a value's size: what is off by as much is no longer that value
 WEIGHT_LOST = 0.1  # of a tensor's size: rounding costs 0.3 % in bfloat16, and less in float16
@@ -42,9 +43,9 @@ class Loss:
 
 
 @torch.inference_mode()
-def first_loss(checkpoint: Checkpoint, dtype: torch.dtype, ids_S: torch.Tensor, *, headless: bool) -> Loss | None:
+def first_loss(checkpoint: Checkpoint, dtype: torch.dtype, ids_S: torch.Tensor, ends: Ends) -> Loss | None:
     """Where arithmetic in `dtype` first loses what float64 says of the tokens; None where it does nowhere."""
-    own, exact = (Reference(checkpoint, kind, headless=headless).values(ids_S) for kind in (dtype, torch.float64))
+    own, exact = (Reference(checkpoint, kind, ends=ends).values(ids_S) for kind in (dtype, torch.float64))
     largest = 0.0
     for (place, got), (_, want) in zip(own, exact, strict=True):
         largest = max(largest, float(want.abs().max()))

@@ -19,6 +19,7 @@ from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import FINAL_NORM
+from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, silent
 
 QUERY_BLOCK = 128  # queries whose scores exist at a time: [N, 128, S] and never [N, S, S]
@@ -40,7 +41,7 @@ class Reference:
         checkpoint: where the weights are read from, one tensor at a time.
         dtype: type of the arithmetic.
         round_weights_to: a type every weight is rounded to before it is widened to `dtype`.
-        headless: give hidden states after the final norm [S, D] instead of logits [S, V].
+        ends: a headless one gives hidden states after the final norm [S, D] instead of logits [S, V].
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class Reference:
         checkpoint: Checkpoint,
         dtype: torch.dtype = torch.float64,
         round_weights_to: torch.dtype | None = None,
-        headless: bool = False,
+        ends: Ends = Ends.LOGITS,
     ) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.dtype = dtype
         self.round_weights_to = round_weights_to
-        self.headless = headless
+        self.headless = ends.headless
 
     def run(
         self,

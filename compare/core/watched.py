@@ -16,11 +16,7 @@ class Watched(Decoder):
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.config = decoder.config
-        self.max_sequence_length = decoder.max_sequence_length
-        self.dtype = decoder.dtype
-        self.last_logits_only = decoder.last_logits_only
-        self.headless = decoder.headless
+        self.interface = decoder.interface
         self.foreign = decoder.foreign
         self.lost: list[int] = []
 

@@ -199,8 +199,7 @@ class _Looker:
 
     def _positions(self, result: CheckResult, walk: FailingCalls) -> list[int]:
         """All positions, or in a long walk over a large vocabulary as many as memory has room for."""
-        config, headless, stop = self.context.config, self.context.decoder.headless, walk.calls[-1].stop
-        width = config.hidden_size if headless else config.vocab_size
+        width, stop = self.context.decoder.interface.width, walk.calls[-1].stop
         step = -(-8 * width * stop // WATCHED_BYTES)
         found = result.stretch
         said = [] if found is None else [found.worst_position, *found.not_finite]

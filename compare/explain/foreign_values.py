@@ -41,7 +41,7 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
         found.append(sites)
         files.append(ForeignFile(file.path, model, file.convention, edited=True, watched=_keys(sites)))
     watching = type(decoder)(files, decoder.config, decoder.max_sequence_length)
-    watching.last_logits_only, watching.foreign, watching.in_turn = decoder.last_logits_only, decoder.foreign, True
+    watching.interface, watching.foreign, watching.in_turn = decoder.interface, decoder.foreign, True
     return WatchedSites(watching, _site_map(found, layers))
 
 

@@ -248,7 +248,7 @@ class Inside:
 
     def _entry(self, call: range, ends: Mapping[str, torch.Tensor]) -> list[SiteError]:
         got = ends.get(str(self.sites.streams[0]))
-        if got is None or self.evidence.headless:
+        if got is None or self.evidence.interface.ends.headless:
             return []
         want = self.checkpoint.read(EMBEDDING)[self.evidence.ids_S[call.start : call.stop]].double()
         return [self._row(call, None, "embedding", got, want, relative_error(want.to(self.evidence.dtype), want))]
@@ -266,7 +266,7 @@ class Inside:
 
     def _ending(self, x_TD: torch.Tensor) -> Values:
         normed = final_norm(x_TD, self.checkpoint.read(FINAL_NORM).to(x_TD.dtype), self.config.rms_norm_eps)
-        if self.evidence.headless:
+        if self.evidence.interface.ends.headless:
             return {"final_norm": normed, "head": normed}
         head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
         return {"final_norm": normed, "head": head}

@@ -165,7 +165,9 @@ def locate(
     """
     watched = graph if isinstance(graph, WatchedSites) else _replayed(graph, evidence)
     ids_1S = evidence.ids_S[None]
-    inputs = evidence.checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.headless else ids_1S
+    inputs = (
+        evidence.checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.interface.ends.headless else ids_1S
+    )
     floor, inside = evidence.floor, Inside(watched.decoder, watched.sites, evidence)
     suspects = _suspects(evidence, wrong_slot) if looked is None else list(looked)
     walk = _walk(inside, evidence, inputs, suspects, to_the_end=looked is not None)
@@ -189,9 +191,8 @@ def locate(
 
 
 def _replayed(graph: ReplayGraph, evidence: Evidence) -> WatchedSites:
-    config, slots, last = evidence.checkpoint.config, evidence.max_sequence_length, evidence.last_logits_only
-    decoder = ReplayDecoder(graph, config, evidence.dtype, slots, last_logits_only=last)
-    return WatchedSites(decoder, map_sites(graph.model.graph, config.num_hidden_layers))
+    decoder = ReplayDecoder(graph, evidence.interface)
+    return WatchedSites(decoder, map_sites(graph.model.graph, decoder.config.num_hidden_layers))
 
 
 @dataclass

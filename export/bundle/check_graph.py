@@ -9,12 +9,13 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from blockexport.export.bundle.external_data import external_places
-from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, Port
+from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.export.bundle.rope_file import COS, SIN
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Port
 from blockexport.models.regular_file import is_there, read_bytes, require_readable
 
 PROTOBUF_BYTES = 1 << 31

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blockexport.export.bundle.manifest import MANIFEST, Manifest, Port
+from blockexport.export.bundle.manifest import MANIFEST, Manifest
 from blockexport.export.bundle.trt_library import ascending
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Port
 from blockexport.models.precision import Precision
 from blockexport.models.strict_json import read_record
 

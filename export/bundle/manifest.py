@@ -14,16 +14,16 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blockexport.export.output.atomic_write import partial_path
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.ownership import MANIFEST as MANIFEST
-from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends, Interface, Port
 from blockexport.models.precision import Precision
 from blockexport.models.regular_file import is_there, open_regular, read_bytes
 from blockexport.models.strict_json import read_record
@@ -46,23 +46,6 @@ _POSITIVE = (
     "rope_theta",
 )
 _TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or output: its name, its type (`int64`, `float32`, ...), and its shape with symbolic axes by name.
-
-    `aliases`, on an output, is the input whose buffer it may share: the cache is updated in place.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[str | int, ...]
-    aliases: str | None = None
-
-    def __str__(self) -> str:
-        alias = f", in the place of {self.aliases}" if self.aliases else ""
-        return f"{self.name} ({self.dtype} [{', '.join(map(str, self.shape))}]{alias})"
 
 
 @dataclass(frozen=True)
@@ -107,6 +90,20 @@ class Manifest:
     tools: dict[str, str] = field(default_factory=dict)
     engines: dict[str, Any] = field(default_factory=dict)  # file name -> EngineEntry of trt_engine.py, as JSON
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def interface(self) -> Interface:
+        """The interface of a decoder of this config, precision, M and ends.
+
+        Raises:
+            ValueError: its ends contradict each other.
+        """
+        ends = Ends.of(headless=self.headless, last_logits_only=self.last_logits_only)
+        return Interface(self.config, self.precision.element, self.max_sequence_length, ends)
+
+    def with_slots(self, max_sequence_length: int | None) -> Interface:
+        """The interface with another M; with the manifest's own where None is given."""
+        return replace(self.interface, max_sequence_length=max_sequence_length or self.max_sequence_length)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -224,8 +221,9 @@ def check_manifest(manifest: Manifest) -> None:
         raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
     for path, entry in manifest.files.items():
         _check_file(path, entry)
+    made = manifest.interface
     for kind, listed, ports in zip(
-        ("inputs", "outputs"), (manifest.inputs, manifest.outputs), interface(manifest), strict=True
+        ("inputs", "outputs"), (manifest.inputs, manifest.outputs), (made.inputs, made.outputs), strict=True
     ):
         _check_ports(kind, listed, ports)
 
@@ -238,24 +236,6 @@ def _check_file(name: str, entry: FileEntry) -> None:
             raise ValueError(f"files[{name!r}] has the hash {digest!r}, and must have 64 hexadecimal digits")
     if entry.bytes < 0:
         raise ValueError(f"files[{name!r}].bytes is {entry.bytes}, and must be at least 0")
-
-
-def interface(manifest: Manifest) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """The inputs and outputs that a decoder of the manifest's config, precision, slots and ends has."""
-    config, dtype = manifest.config, manifest.precision.element.name
-    axes = (io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS)
-    slots = (io_names.BATCH_AXIS, config.num_key_value_heads, manifest.max_sequence_length, config.head_dim)
-    past, present = (names(config.num_hidden_layers) for names in (io_names.past_names, io_names.present_names))
-    if manifest.headless:
-        first = Port(io_names.INPUTS_EMBEDS, dtype, (*axes, config.hidden_size))
-        result = Port(io_names.HIDDEN_STATES, dtype, (*axes, config.hidden_size))
-    else:
-        first = Port(io_names.INPUT_IDS, "int64", axes)
-        length = 1 if manifest.last_logits_only else io_names.SEQUENCE_AXIS
-        result = Port(io_names.LOGITS, dtype, (io_names.BATCH_AXIS, length, config.vocab_size))
-    inputs = (first, Port(io_names.POSITION_IDS, "int64", axes), *(Port(name, dtype, slots) for name in past))
-    outputs = (result, *(Port(name, dtype, slots, io_names.past_of(name)) for name in present))
-    return inputs, outputs
 
 
 def _check_ports(kind: str, listed: Sequence[Port], expected: Sequence[Port]) -> None:

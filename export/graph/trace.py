@@ -27,7 +27,7 @@ from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.precision import Precision
+from blockexport.models.interface import Interface
 
 
 class Sizes(NamedTuple):
@@ -90,39 +90,33 @@ class _Leave(nn.Module):
 
 
 @contextmanager
-def fake_model(
-    config: ModelConfig, precision: Precision, *, headless: bool, last_logits_only: bool
-) -> Iterator[DecoderModel]:
+def fake_model(interface: Interface) -> Iterator[DecoderModel]:
     """A decoder without memory behind its weights, and the fake mode it lives in."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = DecoderModel(config, SMALL.slots, headless=headless, last_logits_only=last_logits_only)
+        model = DecoderModel(interface.config, SMALL.slots, interface.ends)
         # A fake module cannot be converted with `.to`, and the default type is the whole process's: other threads
         # may be reading weights meanwhile. Parameters of the right type are assigned instead.
-        dtype = precision.torch_dtype
-        typed = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
+        typed = {name: torch.empty(value.shape, dtype=interface.dtype) for name, value in model.named_parameters()}
         model.load_state_dict(typed, assign=True)
         yield model.eval().requires_grad_(False)
 
 
-def example_inputs(
-    config: ModelConfig, precision: Precision, headless: bool, sizes: Sizes = SMALL
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+def example_inputs(interface: Interface, sizes: Sizes = SMALL) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Inputs, positions and caches of the given sizes (fake ones when called inside a fake mode)."""
     batch, length, slots = sizes
-    ids = torch.zeros(batch, length, dtype=torch.int64)
-    embeds = torch.zeros(batch, length, config.hidden_size, dtype=precision.torch_dtype) if headless else ids
-    positions = torch.zeros(batch, length, dtype=torch.int64)
-    return embeds, positions, empty_cache(config, batch, slots, precision.torch_dtype)
+    config, positions = interface.config, torch.zeros(batch, length, dtype=torch.int64)
+    embeds = torch.zeros(batch, length, config.hidden_size, dtype=interface.dtype)
+    inputs = embeds if interface.ends.headless else torch.zeros_like(positions)
+    return inputs, positions, empty_cache(config, batch, slots, interface.dtype)
 
 
-def trace_parts(config: ModelConfig, precision: Precision, *, headless: bool, last_logits_only: bool) -> Parts:
-    """Trace entry, block and exit of a decoder of `config` in `precision`. Needs no weights and almost no memory."""
-    sizes = _stand_ins(config)
-    with fake_model(
-        _one_layer_of_each_kind(config), precision, headless=headless, last_logits_only=last_logits_only
-    ) as model:
-        inputs, positions, past = example_inputs(model.config, precision, headless, sizes)
-        stream = torch.zeros(sizes.batch * sizes.length, config.hidden_size, dtype=precision.torch_dtype)
+def trace_parts(interface: Interface) -> Parts:
+    """Trace entry, block and exit of a decoder. Needs no weights and almost no memory."""
+    config, sizes = interface.config, _stand_ins(interface.config)
+    shallow = replace(interface, config=_one_layer_of_each_kind(config))
+    with fake_model(shallow) as model:
+        inputs, positions, past = example_inputs(shallow, sizes)
+        stream = torch.zeros(sizes.batch * sizes.length, config.hidden_size, dtype=interface.dtype)
         mask = torch.zeros(sizes.batch, 1, sizes.length, sizes.slots, dtype=torch.bool)
         step = Step(positions, positions[:, 0], mask, model.cos, model.sin)
         kinds = {model.config.has_rope(i): block for i, block in enumerate(model.model.layers)}

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from blockexport.export.bundle.manifest import Manifest, Port
+from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.lint.layer_groups import Problem, told_once
 from blockexport.export.tensorrt.trt_adapter import Adapter
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Port
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from blockexport.models.block.norm import RMSNorm
 from blockexport.models.block.rope import rope_table
 from blockexport.models.block.unset_weights import Embedding, Linear
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Ends
 
 
 class Stack(nn.Module):
@@ -44,20 +45,16 @@ class DecoderModel(nn.Module):
     Args:
         config: dimensions and options.
         table_rows: rows of the RoPE table; positions must stay below it.
-        headless: take `inputs_embeds` and give `hidden_states` (after the final norm) instead of ids and logits.
-        last_logits_only: project only the last token of each row, which is where its positions are highest.
+        ends: what goes in and comes out. A row's last token is where its positions are highest.
     """
 
-    def __init__(
-        self, config: ModelConfig, table_rows: int, *, headless: bool = False, last_logits_only: bool = False
-    ) -> None:
+    def __init__(self, config: ModelConfig, table_rows: int, ends: Ends = Ends.LOGITS) -> None:
         super().__init__()
         self.config = config
-        self.headless = headless
-        self.last_logits_only = last_logits_only
+        self.ends = ends
         self.windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
-        self.model = Stack(config, headless)
-        untied = not headless and not config.tie_word_embeddings
+        self.model = Stack(config, ends.headless)
+        untied = not ends.headless and not config.tie_word_embeddings
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         cos, sin = rope_table(config, table_rows)
         self.cos: torch.Tensor
@@ -78,12 +75,12 @@ class DecoderModel(nn.Module):
         return embedded.reshape(-1, self.config.hidden_size), position_ids_BS[:, 0], masks
 
     def leave(self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Logits [B, S, V] ([B, 1, V] with `last_logits_only`), or hidden states [B, S, D] of a headless stack."""
+        """Logits [B, S, V] ([B, 1, V] of the last tokens only), or hidden states [B, S, D] of a headless stack."""
         batch, length = position_ids_BS.shape
         x_TD = self.model.norm(x_TD)
-        if self.headless or self.last_logits_only:
+        if self.ends is not Ends.LOGITS:
             x_BSD = x_TD.view(batch, length, self.config.hidden_size)
-            if self.headless:
+            if self.ends.headless:
                 return x_BSD
             x_TD, length = last_tokens(x_BSD, position_ids_BS), 1
         logits_TV = F.linear(x_TD, self.output_weight)

@@ -9,6 +9,7 @@ from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.checkpoints.weight_values import TensorLoss, check_no_overflow, convert
+from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, silent
 
 
@@ -17,8 +18,7 @@ def load_model(
     dtype: torch.dtype,
     max_sequence_length: int,
     *,
-    headless: bool = False,
-    last_logits_only: bool = False,
+    ends: Ends = Ends.LOGITS,
     progress: Progress = silent,
 ) -> DecoderModel:
     """The decoder with the checkpoint's weights in `dtype`, on the CPU, ready for inference.
@@ -30,8 +30,7 @@ def load_model(
         checkpoint: where the weights come from.
         dtype: of parameters and activations; the RoPE table stays in float32.
         max_sequence_length: M, which the RoPE table must cover.
-        headless: leave out embedding and head.
-        last_logits_only: see `DecoderModel`.
+        ends: see `DecoderModel`.
         progress: called per tensor.
 
     Raises:
@@ -39,9 +38,9 @@ def load_model(
     """
     config = checkpoint.config
     rows = rope_table_rows(config, max_sequence_length)
-    model = DecoderModel(config, rows, headless=headless, last_logits_only=last_logits_only)
+    model = DecoderModel(config, rows, ends)
     model.requires_grad_(False)
-    names = expected_tensors(config, headless=headless)
+    names = expected_tensors(config, ends)
     state: dict[str, torch.Tensor] = {}
     losses: list[TensorLoss] = []
     for done, name in enumerate(names, start=1):

@@ -14,6 +14,7 @@ from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
@@ -59,21 +60,21 @@ OTHER_LAYOUTS = {
 """What names of other layouts tell, by what they contain, and what to do about them."""
 
 
-def expected_tensors(config: ModelConfig, *, headless: bool = False) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: ModelConfig, ends: Ends = Ends.LOGITS) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor the model uses, in the order of the forward pass.
 
     Args:
         config: the model.
-        headless: leave out the embedding and the output head.
+        ends: a headless decoder lacks the embedding and the output head.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     vocabulary = (config.vocab_size, config.hidden_size)
-    if not headless:
+    if not ends.headless:
         shapes[EMBEDDING] = vocabulary
     for layer in range(config.num_hidden_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
     shapes[FINAL_NORM] = (config.hidden_size,)
-    if not headless and not config.tie_word_embeddings:
+    if not ends.headless and not config.tie_word_embeddings:
         shapes[OUTPUT_HEAD] = vocabulary
     return shapes
 

@@ -15,7 +15,9 @@ import torch
 
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.element_types import element_of
 from blockexport.models.errors import ArtifactError, UsageError
+from blockexport.models.interface import Ends, Interface
 from blockexport.runtime.decoder import Decoder, Foreign, require_shape
 from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.foreign_convention import Cache
@@ -45,14 +47,12 @@ class ForeignDecoder(Decoder):
     in_turn = False
 
     def __init__(self, files: Sequence[ForeignFile], config: ModelConfig, slots: int, threads: int = 0) -> None:
-        self.config = config
-        self.max_sequence_length = slots
         self.files = files
         graphs = [ForeignGraph(file, config, threads) for file in files]
         self.graph = next(graph for graph in graphs if graph.convention.cache is not Cache.NONE)
         self.first = next((graph for graph in graphs if graph is not self.graph), self.graph)
         self.convention = self.graph.convention
-        self.dtype = self.convention.dtype
+        self.interface = Interface(config, element_of(self.convention.dtype), slots)
         apart = "" if self.first is self.graph else f"; a graph of its own for the prompt, {self.first.path.name}"
         self.foreign = Foreign(self.convention.sentence + apart, self._no_slots(), self._no_rows())
         self.reset()
@@ -71,7 +71,8 @@ class ForeignDecoder(Decoder):
             self.reset()
             outputs = self._run(torch.zeros(1, length, dtype=torch.int64), torch.arange(length)[None])
             short = outputs.dim() == 3 and outputs.shape[1] == 1 < length
-            self.last_logits_only = short and not self.first.convention.all_logits
+            if short and not self.first.convention.all_logits:
+                self.interface = replace(self.interface, ends=Ends.LAST_LOGITS)
             if self.last_logits_only and self.convention.cache is not Cache.GROWING and self.foreign.no_rows is None:
                 why = "the file gives logits of the last column only, which in a shorter row is padding"
                 self.foreign = replace(self.foreign, no_rows=why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blockexport.models import io_names
-from blockexport.models.block.cache import empty_cache, visible_slots
+from blockexport.models.block.cache import visible_slots
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import require_shape
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
@@ -18,14 +18,14 @@ class SharedCacheDecoder(ForeignDecoder):
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The buffers themselves."""
-        key, value = self._past[2 * layer], self._past[2 * layer + 1]
+        key, value = super().cache(layer)
         return (key.clone(), value.clone()) if self.in_turn else (key, value)
 
     def _no_slots(self) -> str | None:
         return None
 
     def _allocate(self, batch_size: int) -> None:
-        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
+        super()._allocate(batch_size)
         found = self.convention.names
         self._past_names, self._present_names = (
             [ends[role] for role in listed(self.convention.layers)]

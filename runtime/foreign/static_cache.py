@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.models.block.cache import empty_cache, visible_slots
+from blockexport.models.block.cache import visible_slots
 from blockexport.models.errors import UsageError
 from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
@@ -13,10 +13,6 @@ from blockexport.runtime.foreign.foreign_graph import CallValues, ForeignGraph
 
 class StaticCacheDecoder(ForeignDecoder):
     """Caches of M slots that go in and come out; slot and position are the same."""
-
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tensors that the next call takes."""
-        return self._past[2 * layer], self._past[2 * layer + 1]
 
     def _no_slots(self) -> str | None:
         return None if self.first is self.graph else "the graph for the prompt makes a cache of its own"
@@ -27,9 +23,6 @@ class StaticCacheDecoder(ForeignDecoder):
         if any(graph.convention.fixed_batch is not None for graph in (self.first, self.graph)):
             return "the file fixes its batch at one row"
         return "the file takes one token in each call" if self.first.convention.one_token else None
-
-    def _allocate(self, batch_size: int) -> None:
-        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
 
     def _check_call(self, position_ids_BS: torch.Tensor) -> None:
         if self.foreign.no_rows is not None and len(set(position_ids_BS[:, 0].tolist())) > 1:

@@ -20,7 +20,6 @@ from blockexport.export.bundle.engine_entry import EngineEntry, Profile
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.trt_library import TrtLibrary, load_library
 from blockexport.models import io_names
-from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.native_output import captured_stderr
 from blockexport.runtime.backends import Opening
@@ -58,11 +57,7 @@ class TensorRtDecoder(Decoder):
         *,
         cuda_graph: bool = True,
     ) -> None:
-        self.config = manifest.config
-        self.max_sequence_length = manifest.max_sequence_length
-        self.dtype = manifest.precision.torch_dtype
-        self.last_logits_only = manifest.last_logits_only
-        self.headless = manifest.headless
+        self.interface = manifest.interface
         self.profiles = tuple(profiles)
         self._device = device
         self._cuda_graph = cuda_graph and device.type == "cuda"
@@ -70,9 +65,6 @@ class TensorRtDecoder(Decoder):
         _check_ports(engine, manifest)
         self._engine = engine
         self._contexts = [self._context(index) for index in range(len(profiles))]
-        self._first = io_names.INPUTS_EMBEDS if self.headless else io_names.INPUT_IDS
-        self._last = io_names.HIDDEN_STATES if self.headless else io_names.LOGITS
-        self._width = self.config.hidden_size if self.headless else self.config.vocab_size
         self.reset()
 
     @classmethod
@@ -97,10 +89,6 @@ class TensorRtDecoder(Decoder):
         device = torch.device("cuda", torch.cuda.current_device())
         return cls(manifest, engine, entry.profiles, device, cuda_graph=cuda_graph)
 
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers themselves, [B, K, M, H] each, on the GPU."""
-        return self._past[2 * layer], self._past[2 * layer + 1]
-
     def _context(self, index: int) -> Any:
         context = self._engine.create_execution_context()
         if context is None:
@@ -118,8 +106,8 @@ class TensorRtDecoder(Decoder):
                 f"{batch_size} rows were asked of an engine built for at most {most}: "
                 f"build it again with --max-batch-size {batch_size}"
             )
-        past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
-        self._past = [tensor.to(self._device) for tensor in past]
+        super()._allocate(batch_size)
+        self._past = [tensor.to(self._device) for tensor in self._past]
         self._steps: dict[tuple[int, int], _Step] = {}  # recorded graphs hold the old buffers' addresses
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
@@ -165,21 +153,24 @@ class TensorRtDecoder(Decoder):
         if (batch_size, length) in self._steps:
             return self._steps[batch_size, length]
         first = (self.config.hidden_size,) if self.headless else ()
-        rows = 1 if self.last_logits_only else length
+        output = self.interface.output_shape(batch_size, length)
         return _Step(
             inputs=torch.empty(
                 batch_size, length, *first, dtype=self.dtype if self.headless else torch.int64, device=self._device
             ),
             position_ids_BS=torch.empty(batch_size, length, dtype=torch.int64, device=self._device),
-            output=torch.empty(batch_size, rows, self._width, dtype=self.dtype, device=self._device),
+            output=torch.empty(output, dtype=self.dtype, device=self._device),
         )
 
     def _bind(self, context: Any, step: _Step) -> None:
         """Tell the context shapes and addresses; it holds no references, so the buffers are ours to keep alive."""
         layers = self.config.num_hidden_layers
-        inputs = {self._first: step.inputs, io_names.POSITION_IDS: step.position_ids_BS}
+        inputs = {self.interface.input_name: step.inputs, io_names.POSITION_IDS: step.position_ids_BS}
         inputs |= dict(zip(io_names.past_names(layers), self._past, strict=True))
-        outputs = {self._last: step.output, **dict(zip(io_names.present_names(layers), self._past, strict=True))}
+        outputs = {
+            self.interface.output_name: step.output,
+            **dict(zip(io_names.present_names(layers), self._past, strict=True)),
+        }
         for name, tensor in inputs.items():
             if not context.set_input_shape(name, tuple(tensor.shape)):
                 raise RuntimeError(f"TensorRT refuses shape {list(tensor.shape)} of {name}")

@@ -7,6 +7,7 @@ import torch
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.checkpoints.checkpoint import Checkpoint, Source, TensorEntry
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Ends
 
 TINY = ModelConfig(
     "qwen3",
@@ -81,7 +82,7 @@ def eager_model(
 ) -> DecoderModel:
     """The project's eager model, or a subclass of it, on a checkpoint's weights."""
     rows = checkpoint.config.max_position_embeddings
-    model = kind(checkpoint.config, rows, headless=headless, last_logits_only=last_logits_only)
+    model = kind(checkpoint.config, rows, Ends.of(headless=headless, last_logits_only=last_logits_only))
     wanted = model.state_dict().keys()
     model.load_state_dict({name: checkpoint.read(name).to(dtype) for name in wanted}, assign=True)
     return model

@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoConfig
 
 from blockexport.export.bundle.manifest import read_manifest, sha256_of
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.onnx_export import export_onnx
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from tests.exported import export, random_model
 
@@ -70,7 +70,7 @@ def test_an_end_beyond_the_vocabulary_is_left_out_with_a_note(
     model = random_model(
         model_type="llama", qk_norm=False, sliding_window=None, layer_types=(), num_hidden_layers=1, eos_token_ids=ends
     )
-    export_onnx(model, tmp_path, GraphOptions(Precision.FP32, 29), note=notes.append)
+    export_onnx(model, tmp_path, Interface(model.config, Precision.FP32.element, 29), note=notes.append)
     beyond = [end for end in ends if end >= 101]
     said = [note for note in notes if "eos_token_id" in note]
     assert len(said) == bool(beyond) and all(str(end) in said[0] and "101" in said[0] for end in beyond)

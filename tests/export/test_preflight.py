@@ -9,12 +9,13 @@ import pytest
 
 from blockexport.cli.main import main
 from blockexport.export import preflight
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.preflight import available_memory, check_room
+from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.families.every_family import PRESETS
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from tests.small_models import small_config, small_weights, write_folder
 
@@ -30,9 +31,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
+def _interface(checkpoint: Checkpoint, precision: Precision = Precision.FP32) -> Interface:
+    return Interface(checkpoint.config, precision.element, 64)
+
+
 def _check(place: Path, precision: Precision = Precision.FP32, *, judged: bool = True) -> str | None:
     checkpoint = RandomCheckpoint(PRESETS["llama-3-8b"].config, 0, "llama-3-8b")
-    return check_room(checkpoint, GraphOptions(precision, 64), place / "new" / "bundle", judged=judged)
+    return check_room(checkpoint, _interface(checkpoint, precision), place / "new" / "bundle", judged=judged)
 
 
 def test_the_numbers_of_a_large_model_are_told(machine: SimpleNamespace, tmp_path: Path) -> None:
@@ -44,7 +49,7 @@ def test_the_numbers_of_a_large_model_are_told(machine: SimpleNamespace, tmp_pat
     )
     assert _check(tmp_path, judged=False) == "8.03 billion weights in fp32 take 32.1 GB on disk"
     tiny = RandomCheckpoint(PRESETS["tiny"].config, 0, "tiny")
-    assert check_room(tiny, GraphOptions(Precision.FP32, 64), tmp_path / "b", judged=True) is None
+    assert check_room(tiny, _interface(tiny), tmp_path / "b", judged=True) is None
 
 
 def test_too_little_memory_is_refused_unless_nothing_is_judged(machine: SimpleNamespace, tmp_path: Path) -> None:
@@ -67,10 +72,10 @@ def test_weights_that_are_mapped_need_no_second_copy(machine: SimpleNamespace, t
     checkpoint = open_checkpoint(str(write_folder(tmp_path / "model", config, small_weights(config))))
     size = sum(entry.size for entry in checkpoint.entries.values()) * 4
     machine.memory, machine.disk = size, 0
-    assert check_room(checkpoint, GraphOptions(Precision.FP32, 64), tmp_path / "b", judged=True) is None
+    assert check_room(checkpoint, _interface(checkpoint), tmp_path / "b", judged=True) is None
     machine.memory = size - 1
     with pytest.raises(NotJudgedError):
-        check_room(checkpoint, GraphOptions(Precision.FP32, 64), tmp_path / "b", judged=True)
+        check_room(checkpoint, _interface(checkpoint), tmp_path / "b", judged=True)
 
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ import torch
 
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import read_manifest, write_manifest
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.pt2 import write_pt2
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.exported import export, random_model
@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, bool]] = {"plain": {}, "headless": {"headless": True}
 def make(folder: Path, kind: str, **changes: object) -> None:
     checkpoint = random_model(**{"num_hidden_layers": 1, "layer_types": (), **changes})
     export(checkpoint, folder, Precision.FP32, **KINDS[kind])
-    write_pt2(checkpoint, GraphOptions(Precision.FP32, 29, **KINDS[kind]), folder)
+    write_pt2(checkpoint, Interface(checkpoint.config, Precision.FP32.element, 29, Ends.of(**KINDS[kind])), folder)
 
 
 @pytest.fixture(scope="module")

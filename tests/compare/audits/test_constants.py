@@ -19,6 +19,8 @@ from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.export.bundle.rope_file import ROPE_FILE
 from blockexport.models.block.rope import rope_table
 from blockexport.models.config.model_config import RopeScaling
+from blockexport.models.element_types import BY_NAME
+from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from tests.any_model import draw
 from tests.compare.static_judge import Change, figures_of, judged, spoilt
@@ -53,7 +55,8 @@ def test_sound_graphs_of_every_family_pass(seed: int, tmp_path: Path) -> None:
     for precision in Precision:
         export(gainful(drawn.config), tmp_path / precision, precision, drawn.slots, **ends)
         graph = ir.load(tmp_path / precision / ONNX_FILE).graph
-        audit = audit_constants(graph, drawn.config, drawn.slots, headless=drawn.headless)
+        interface = Interface(drawn.config, BY_NAME["float32"], drawn.slots, Ends.of(**ends))
+        audit = audit_constants(graph, interface)
         layers = drawn.config.num_hidden_layers
         norms = (4 if drawn.config.qk_norm else 2) * layers + 1
         assert (audit.problems, audit.unseen) == ([], []), drawn
@@ -67,7 +70,8 @@ def test_rope_in_a_layer_that_should_have_none_is_a_problem(tmp_path: Path) -> N
     wrong = judged(tmp_path / "right", gainful(replace(EVERYTHING, layers_without_rope=(1, 2))), "constants")
     assert wrong.verdict is Verdict.FAIL
     assert wrong.message == "layer 2 has RotaryEmbedding, and the config has no RoPE there"
-    assert audit_constants(ir.load(tmp_path / "right" / ONNX_FILE).graph, EVERYTHING, 29, headless=False).unseen == [
+    every_layer = Interface(EVERYTHING, BY_NAME["float32"], 29)
+    assert audit_constants(ir.load(tmp_path / "right" / ONNX_FILE).graph, every_layer).unseen == [
         "layer 1 has 0 RotaryEmbedding, and q and k are to be turned"
     ]
 
@@ -252,5 +256,5 @@ def test_what_a_graph_hides_is_not_judged(
 def test_a_graph_that_is_no_decoder_hides_everything() -> None:
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
     node = ir.node("Relu", [x])
-    audit = audit_constants(ir.Graph([x], node.outputs, nodes=[node]), EVERYTHING, 29, headless=False)
+    audit = audit_constants(ir.Graph([x], node.outputs, nodes=[node]), Interface(EVERYTHING, BY_NAME["float32"], 29))
     assert audit.problems == [] and len(audit.unseen) == 13 + 3 + 3

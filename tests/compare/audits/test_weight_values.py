@@ -15,12 +15,12 @@ from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.pt2 import write_pt2
 from blockexport.export.weights.weight_files import WEIGHTS_FILE
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.runtime.eager import EagerDecoder
 from tests.any_model import draw, write
@@ -168,7 +168,7 @@ ANOTHER = [pytest.param(precision, marks=pytest.mark.full) for precision in (Pre
 def test_pt2(tmp_path: Path, precision: Precision) -> None:
     checkpoint = gainful(replace(EVERYTHING, num_hidden_layers=1, layer_types=("full_attention",)))
     export(checkpoint, tmp_path / "b", precision)
-    write_pt2(checkpoint, GraphOptions(precision, 29), tmp_path / "b")
+    write_pt2(checkpoint, Interface(checkpoint.config, precision.element, 29), tmp_path / "b")
     assert judged(tmp_path / "b", checkpoint, "parameters", "pt2").message.endswith("to the bit")
     path, name = tmp_path / "b" / PT2_FILE, Q1.replace("1", "0")
     bits = checkpoint.read(name).to(precision.torch_dtype).view(torch.uint8).numpy().tobytes()

@@ -15,9 +15,9 @@ from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
-from blockexport.export.graph.onnx_graph import GraphOptions
 from blockexport.export.pt2 import write_pt2
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.runtime.decoder import Foreign
 from blockexport.runtime.eager import EagerDecoder
@@ -162,7 +162,7 @@ def test_a_refused_last_slot_is_a_failure_and_no_wrong_use(tiny: Checkpoint) -> 
 def test_every_backend_passes_for_a_sound_bundle(precision: Precision, tmp_path: Path) -> None:
     checkpoint = gainful(EVERYTHING)
     export(checkpoint, tmp_path, precision, slots=53)
-    write_pt2(checkpoint, GraphOptions(precision, 53), tmp_path)
+    write_pt2(checkpoint, Interface(checkpoint.config, precision.element, 53), tmp_path)
     for backend in ("onnxruntime", "replay", "pt2"):
         decoder = open_decoder(tmp_path, backend)
         report = judge(decoder, checkpoint, JudgeOptions(backend=backend, checks=CHECKS))

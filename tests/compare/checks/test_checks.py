@@ -21,7 +21,9 @@ from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.arithmetic import count_parameters
+from blockexport.models.element_types import BY_NAME
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare import broken
 from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
@@ -135,7 +137,7 @@ def test_a_wrong_mask_fails(tiny: Checkpoint, kind: type[DecoderModel], expected
 
 @pytest.mark.parametrize("headless", [False, True])
 def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
-    shapes = expected_tensors(tiny.config, headless=headless)
+    shapes = expected_tensors(tiny.config, Ends.of(headless=headless))
     chosen = options(tiny, weights=lambda: ArtifactWeights(shapes))
     sound = judge(EagerDecoder(eager_model(tiny, headless=headless, last_logits_only=not headless), M), tiny, chosen)
     assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
@@ -201,7 +203,7 @@ def test_a_precision_that_eager_overflows_in_is_bad(eager: Callable[..., EagerDe
             self._past = empty_cache(self.config, batch_size, self.max_sequence_length, torch.float32)
 
     decoder = Wide(eager_model(huge), M)
-    decoder.dtype = torch.float16
+    decoder.interface = replace(decoder.interface, element=BY_NAME["float16"])
     report = judge(decoder, huge, options(huge, checks=("prefill", "decode")))
     assert (report.verdict, report.exit_code) == (Verdict.FAIL, 1)
     assert "eager PyTorch itself gives NaN or infinity" in report.checks[0].message

@@ -13,6 +13,7 @@ import torch
 from blockexport.compare.core import reference
 from blockexport.compare.core.reference import Reference, reference_logits
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from tests.support import shared_path
 
@@ -67,7 +68,7 @@ def test_lower_precision_shows_its_cost(tiny: Checkpoint) -> None:
 
 def test_headless_gives_normed_hidden_states(tiny: Checkpoint) -> None:
     ids = ids_of(20)[0]
-    hidden = Reference(tiny, headless=True).run([ids], [[4, 19]])[0]
+    hidden = Reference(tiny, ends=Ends.HIDDEN_STATES).run([ids], [[4, 19]])[0]
     logits = Reference(tiny).run([ids], [[4, 19]])[0]
     torch.testing.assert_close(hidden @ tiny.read("lm_head.weight").double().T, logits, rtol=0, atol=1e-10)
 

@@ -15,6 +15,7 @@ from blockexport.compare.explain.defects import catalogue
 from blockexport.compare.explain.defects_block import order_defects
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import models
@@ -25,8 +26,8 @@ IDS = torch.randint(0, EVERYTHING.vocab_size, (13,), generator=torch.Generator()
 SEEN = list(range(13))
 
 
-def path(config: ModelConfig = EVERYTHING, dtype: torch.dtype = torch.float32, headless: bool = False) -> CachedPath:
-    return CachedPath(gainful(config), dtype, IDS, CALLS, SLOTS, headless=headless)
+def path(config: ModelConfig = EVERYTHING, dtype: torch.dtype = torch.float32, ends: Ends = Ends.LOGITS) -> CachedPath:
+    return CachedPath(gainful(config), dtype, IDS, CALLS, SLOTS, ends)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
@@ -41,7 +42,7 @@ def test_by_layers_gives_the_bits_of_eager_by_calls(dtype: torch.dtype) -> None:
 
 
 def test_headless_gives_normed_hidden_states() -> None:
-    hidden, logits = path(headless=True).run_clean(SEEN), path().run_clean(SEEN)
+    hidden, logits = path(ends=Ends.HIDDEN_STATES).run_clean(SEEN), path().run_clean(SEEN)
     head = gainful(EVERYTHING).read("lm_head.weight")
     torch.testing.assert_close(hidden @ head.T, logits, rtol=1e-5, atol=1e-5)
 

@@ -17,6 +17,8 @@ from blockexport.compare.explain.defects_attention import scaled_by
 from blockexport.compare.explain.defects_block import SITE_NORMS
 from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
+from blockexport.models.element_types import BY_NAME
+from blockexport.models.interface import Ends, Interface
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import models
 
@@ -24,7 +26,8 @@ SLOTS = 20
 CALLS = [range(9), *(range(i, i + 1) for i in range(9, 14))]
 IDS = torch.randint(0, EVERYTHING.vocab_size, (14,), generator=torch.Generator().manual_seed(8))
 CHECKPOINT = gainful(EVERYTHING)
-SOUND = Evidence(CHECKPOINT, IDS, CALLS, range(14), torch.empty(0), SLOTS)
+INTERFACE = Interface(CHECKPOINT.config, BY_NAME["float32"], SLOTS)
+SOUND = Evidence(CHECKPOINT, IDS, CALLS, range(14), torch.empty(0), INTERFACE)
 
 
 def said(case: Case, dtype: torch.dtype = torch.float32, evidence: Evidence = SOUND) -> Evidence:
@@ -198,7 +201,7 @@ def test_few_positions_are_enough_and_the_last_is_kept() -> None:
 
 
 def test_headless_and_last_logits() -> None:
-    headless = replace(SOUND, headless=True)
+    headless = replace(SOUND, interface=replace(SOUND.interface, ends=Ends.HIDDEN_STATES))
     assert names(diagnose(said(defect("scale_twice"), evidence=headless)))[0] == "scale_twice"
-    last = replace(SOUND, positions=[8, 9, 10, 11, 12, 13], last_logits_only=True)
+    last = replace(SOUND, positions=[8, 9, 10, 11, 12, 13], interface=replace(SOUND.interface, ends=Ends.LAST_LOGITS))
     assert names(diagnose(said(defect("scale_twice"), evidence=last)))[0] == "scale_twice"

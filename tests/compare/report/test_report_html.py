@@ -32,6 +32,7 @@ from blockexport.compare.report.report_html import to_html
 from blockexport.compare.report.report_text import figure, ratio
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.element_types import BY_NAME
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.open import open_decoder
 from tests.browser import visit
@@ -77,7 +78,7 @@ def pages(passed: Report, located: Report, tiny: Checkpoint) -> dict[str, Report
     huge = random_checkpoint(TINY)
     huge.tensors["model.layers.0.mlp.down_proj.weight"] *= 30000
     wide = _Wide(eager_model(huge), M)
-    wide.dtype = torch.float16
+    wide.interface = replace(wide.interface, element=BY_NAME["float16"])
     return {
         "pass": passed,
         "located": located,

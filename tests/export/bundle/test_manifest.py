@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blockexport.export.bundle.manifest import interface, read_manifest
+from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from tests.exported import export, random_model
@@ -27,7 +27,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("ends", [{}, {"headless": True}, {"last_logits_only": True}])
 def test_the_interface_follows_from_the_numbers(tmp_path: Path, precision: Precision, ends: dict[str, bool]) -> None:
     written = export(random_model(), tmp_path, precision, **ends)
-    assert (written.inputs, written.outputs) == interface(written), "the graph's own, as exported"
+    assert (written.inputs, written.outputs) == (written.interface.inputs, written.interface.outputs), (
+        "the graph's own, as exported"
+    )
     assert read_manifest(tmp_path) == written
 
 

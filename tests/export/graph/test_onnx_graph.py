@@ -15,7 +15,7 @@ from torch.export import Dim
 
 from blockexport.export.bundle.check_graph import declare_max_sequence_length
 from blockexport.export.graph.graph_builder import GraphBuilder
-from blockexport.export.graph.onnx_graph import GraphOptions, build_model
+from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.graph.trace import example_inputs, fake_model, fragment_of, trace_parts
 from blockexport.export.graph.translate import Stamp
 from blockexport.models import io_names
@@ -25,6 +25,7 @@ from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 
 SLOTS = 19
@@ -45,6 +46,7 @@ CONFIG = ModelConfig(
     sliding_window=5,
     layer_types=("full_attention", "sliding_attention", "sliding_attention", "full_attention"),
 )
+INTERFACE = Interface(CONFIG, Precision.FP32.element, SLOTS)
 ALLOWED = {
     *("TensorScatter", "Attention", "RotaryEmbedding", "RMSNormalization", "Gemm", "Gather", "Add", "Sub", "Mul"),
     *("Sigmoid", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Shape", "Concat", "Range", "Cast"),
@@ -52,9 +54,9 @@ ALLOWED = {
 }
 
 
-def loaded(config: ModelConfig, headless: bool = False, last_logits_only: bool = False) -> DecoderModel:
+def loaded(config: ModelConfig, ends: Ends = Ends.LOGITS) -> DecoderModel:
     checkpoint = RandomCheckpoint(config, 3, "test", std=0.2)
-    return load_model(checkpoint, torch.float32, SLOTS, headless=headless, last_logits_only=last_logits_only)
+    return load_model(checkpoint, torch.float32, SLOTS, ends=ends)
 
 
 def exported(model: DecoderModel, precision: Precision = Precision.FP32) -> onnx.ModelProto:
@@ -66,8 +68,7 @@ def exported(model: DecoderModel, precision: Precision = Precision.FP32) -> onnx
         typed = value if name in ("cos", "sin") else value.to(precision.torch_dtype)
         return ir.tensor(typed.contiguous(), name=name)
 
-    options = GraphOptions(precision, SLOTS, headless=model.headless, last_logits_only=model.last_logits_only)
-    return ir.to_proto(build_model(model.config, options, tensor))
+    return ir.to_proto(build_model(Interface(model.config, precision.element, SLOTS, model.ends), tensor))
 
 
 def run(
@@ -135,7 +136,7 @@ def test_a_size_out_of_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(DecoderModel, "enter", enter)
     with pytest.raises(AssertionError, match="stands for a size"):
-        trace_parts(CONFIG, Precision.FP32, headless=False, last_logits_only=False)
+        trace_parts(INTERFACE)
 
 
 def test_axes_and_ports_have_the_documented_names() -> None:
@@ -162,15 +163,11 @@ def test_axes_and_ports_have_the_documented_names() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("ends", [{}, {"last_logits_only": True}, {"headless": True}])
-def test_the_graph_computes_what_eager_computes(ends: dict[str, bool], tied: bool) -> None:
-    model = loaded(replace(CONFIG, tie_word_embeddings=tied), **ends)
+@pytest.mark.parametrize("ends", Ends)
+def test_the_graph_computes_what_eager_computes(ends: Ends, tied: bool) -> None:
+    model = loaded(replace(CONFIG, tie_word_embeddings=tied), ends)
     ids, positions, past = some_step(CONFIG)
-    inputs = (
-        torch.randn(2, 7, CONFIG.hidden_size, generator=torch.Generator().manual_seed(2))
-        if ends.get("headless")
-        else ids
-    )
+    inputs = torch.randn(2, 7, CONFIG.hidden_size, generator=torch.Generator().manual_seed(2)) if ends.headless else ids
     expected, present = model(inputs, positions, past)
     outputs = run(exported(model), inputs, positions, past)
     for output, wanted in zip(outputs, [expected, *present], strict=True):
@@ -208,8 +205,8 @@ def test_stamping_equals_translating_a_trace_of_the_whole_model(unturned: tuple[
 def _traced_whole(model: DecoderModel) -> onnx.ModelProto:
     """The same graph the slow way: one `torch.export` of all layers, translated node by node."""
     batch, length, slots = Dim("batch"), Dim("length"), Dim("slots", min=2)
-    with fake_model(model.config, Precision.FP32, headless=False, last_logits_only=False) as fake:
-        args = example_inputs(CONFIG, Precision.FP32, headless=False)
+    with fake_model(replace(INTERFACE, config=model.config)) as fake:
+        args = example_inputs(INTERFACE)
         sizes = ({0: batch, 1: length}, {0: batch, 1: length}, [{0: batch, 2: slots} for _ in args[2]])
         fragment = fragment_of(torch.export.export(fake, args, dynamic_shapes=sizes, strict=False))
     state = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -25,6 +25,7 @@ from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
 from tests.small_models import (
     Weights,
@@ -111,7 +112,7 @@ def test_links_are_followed_and_not_copied(tmp_path: Path, out: Path) -> None:
 def test_only_the_shards_that_are_needed_are_cloned(tmp_path: Path, out: Path) -> None:
     weights = small_weights(small_config())
     checkpoint = saved(tmp_path, weights, shards=len(weights))
-    headless = list(expected_tensors(checkpoint.config, headless=True))
+    headless = list(expected_tensors(checkpoint.config, Ends.HIDDEN_STATES))
     written = write_weights(checkpoint, out, FP32, headless)
     check_written(out, written, {name: weights[name] for name in headless})
     assert len(written.files) == len(weights) - 2
@@ -195,7 +196,7 @@ def test_an_unquantised_gguf_says_nothing(tmp_path: Path, out: Path) -> None:
 def test_a_headless_conversion_leaves_the_ends_out(tmp_path: Path, out: Path) -> None:
     weights = small_weights(small_config())
     checkpoint = saved(tmp_path, weights)
-    headless = list(expected_tensors(checkpoint.config, headless=True))
+    headless = list(expected_tensors(checkpoint.config, Ends.HIDDEN_STATES))
     written = write_weights(checkpoint, out, BF16, headless)
     check_written(out, written, {name: weights[name].bfloat16() for name in headless})
 

@@ -14,6 +14,7 @@ from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends
 from tests.small_models import Weights, small_config, small_weights, write_folder
 
 
@@ -42,8 +43,8 @@ def test_the_rope_table_is_real_float32_and_covers_the_models_range() -> None:
 
 
 def test_a_headless_stack_has_neither_end() -> None:
-    model = load_model(RandomCheckpoint(small_config(), 0, "x"), torch.float32, 64, headless=True)
-    assert model.headless
+    model = load_model(RandomCheckpoint(small_config(), 0, "x"), torch.float32, 64, ends=Ends.HIDDEN_STATES)
+    assert model.ends.headless
     assert not {"model.embed_tokens.weight", "lm_head.weight"} & dict(model.named_parameters()).keys()
 
 

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
+from blockexport.models.interface import Ends
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.foreign.foreign_convention import recognise
@@ -133,7 +134,7 @@ def test_logits_of_the_last_position_only(files: dict[str, Path], source: Path, 
     assert decoder.last_logits_only
     assert decoder.prefill(ids(1, 7, 0)).shape == (1, 1, 131)
     ours = rows_of_unequal_length(decoder)
-    model = load_model(open_checkpoint(str(source)), torch.float32, SLOTS, last_logits_only=True)
+    model = load_model(open_checkpoint(str(source)), torch.float32, SLOTS, ends=Ends.LAST_LOGITS)
     agree(ours, rows_of_unequal_length(EagerDecoder(model, SLOTS)))
 
 

@@ -150,6 +150,6 @@ def test_norm_statistics_in_half_show_only_here(half_bundle: Path) -> None:
     for node in model.graph:
         if node.op_type == "RMSNormalization":
             node.attributes["stash_type"] = ir.AttrInt64("stash_type", 10)
-    halved = ReplayDecoder(ReplayGraph(model, half_bundle), manifest.config, torch.float16, SLOTS)
+    halved = ReplayDecoder(ReplayGraph(model, half_bundle), manifest.interface)
     good = open_decoder(half_bundle, "replay").prefill(IDS[:1, :9])
     assert float((halved.prefill(IDS[:1, :9]) - good).abs().max()) > 0.002

@@ -13,6 +13,7 @@ from blockexport.export.tensorrt.trt_network import make_profiles
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.tensorrt.trt_decoder import TensorRtDecoder
@@ -27,7 +28,7 @@ def pair(folder: Path, **options: Any) -> tuple[TensorRtDecoder, EagerDecoder, F
     """A TensorRT decoder on a fake engine, and an eager one with the same weights."""
     checkpoint: RandomCheckpoint = random_model()
     manifest: Manifest = export(checkpoint, folder, Precision.FP32, SLOTS, **options)
-    model = load_model(checkpoint, torch.float32, SLOTS, **options)
+    model = load_model(checkpoint, torch.float32, SLOTS, ends=Ends.of(**options))
     engine = FakeEngine(manifest, model, PROFILES)
     return TensorRtDecoder(manifest, engine, PROFILES, torch.device("cpu")), EagerDecoder(model, SLOTS), engine
 

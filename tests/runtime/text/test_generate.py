@@ -13,6 +13,7 @@ import torch
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import UsageError
+from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.text import generate as generate_module
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
@@ -25,7 +26,7 @@ GREEDY = SamplingOptions()
 
 def _decoder(slots: int = 512, **options: Any) -> EagerDecoder:
     checkpoint = open_checkpoint(str(shared_path("models/stories260K")))
-    return EagerDecoder(load_model(checkpoint, torch.float32, slots, **options), slots)
+    return EagerDecoder(load_model(checkpoint, torch.float32, slots, ends=Ends.of(**options)), slots)
 
 
 def _golden() -> dict[str, Any]:

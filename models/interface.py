@@ -1,0 +1,138 @@
+"""What a decoder takes and gives: names, types and shapes, in the one order that every artifact uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from blockexport.models import io_names
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.element_types import ElementType
+from blockexport.models.precision import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Ends(StrEnum):
+    """What a decoder begins and ends with.
+
+    With the hidden states after the final norm for outputs it is headless: it takes embeddings, and has neither
+    embedding nor output head.
+    """
+
+    LOGITS = "logits"
+    LAST_LOGITS = "logits of each row's last token only"
+    HIDDEN_STATES = "hidden states"
+
+    @classmethod
+    def of(cls, *, headless: bool = False, last_logits_only: bool = False) -> Ends:
+        """The ends that two flags ask for.
+
+        Raises:
+            ValueError: both are set.
+        """
+        if headless and last_logits_only:
+            raise ValueError("a headless decoder has no logits, of the last token or of others")
+        return cls.HIDDEN_STATES if headless else cls.LAST_LOGITS if last_logits_only else cls.LOGITS
+
+    @property
+    def headless(self) -> bool:
+        """Whether `inputs_embeds` [B, S, D] go in and `hidden_states` [B, S, D] come out."""
+        return self is Ends.HIDDEN_STATES
+
+    @property
+    def last_logits_only(self) -> bool:
+        """Whether the logits of each row's last token alone come out, [B, 1, V]."""
+        return self is Ends.LAST_LOGITS
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name, its type (`int64`, `float32`, ...), and its shape with symbolic axes by name.
+
+    `aliases`, on an output, is the input whose buffer it may share: the cache is updated in place.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    aliases: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype} [{', '.join(map(str, self.shape))}])"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The interface of one decoder.
+
+    Attributes:
+        config: the model's dimensions.
+        element: type of cache and outputs.
+        max_sequence_length: M, slots per row of the cache.
+        ends: what goes in first, and what comes out.
+    """
+
+    config: ModelConfig
+    element: ElementType
+    max_sequence_length: int
+    ends: Ends = Ends.LOGITS
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The torch type of cache and outputs."""
+        return self.element.torch_dtype
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of a bundle.
+
+        Raises:
+            NotJudgedError: no bundle is of this type.
+        """
+        return Precision.of(self.dtype)
+
+    @property
+    def input_name(self) -> str:
+        """`input_ids` or `inputs_embeds`."""
+        return io_names.INPUTS_EMBEDS if self.ends.headless else io_names.INPUT_IDS
+
+    @property
+    def output_name(self) -> str:
+        """`logits` or `hidden_states`."""
+        return io_names.HIDDEN_STATES if self.ends.headless else io_names.LOGITS
+
+    @property
+    def width(self) -> int:
+        """Values of an output for a token: V, or D of hidden states."""
+        return self.config.hidden_size if self.ends.headless else self.config.vocab_size
+
+    def output_shape(self, rows: int, length: int) -> tuple[int, int, int]:
+        """Of the outputs of `length` tokens in each of `rows` rows."""
+        return rows, 1 if self.ends.last_logits_only else length, self.width
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Ids or embeddings, positions, and the caches."""
+        axes = (io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS)
+        if self.ends.headless:
+            first = Port(self.input_name, self.element.name, (*axes, self.config.hidden_size))
+        else:
+            first = Port(self.input_name, "int64", axes)
+        past = io_names.past_names(self.config.num_hidden_layers)
+        return (first, Port(io_names.POSITION_IDS, "int64", axes), *(self._cache(name) for name in past))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Logits or hidden states, and the caches."""
+        length = 1 if self.ends.last_logits_only else io_names.SEQUENCE_AXIS
+        result = Port(self.output_name, self.element.name, (io_names.BATCH_AXIS, length, self.width))
+        present = io_names.present_names(self.config.num_hidden_layers)
+        return (result, *(self._cache(name, io_names.past_of(name)) for name in present))
+
+    def _cache(self, name: str, aliases: str | None = None) -> Port:
+        # One batch symbol for all caches: with a symbol each, TensorRT emits every layer's kernels anew.
+        slots = (io_names.BATCH_AXIS, self.config.num_key_value_heads, self.max_sequence_length, self.config.head_dim)
+        return Port(name, self.element.name, slots, aliases)
