@@ -47,6 +47,10 @@ class Ends(StrEnum):
         """Whether the logits of each row's last token alone come out, [B, 1, V]."""
         return self is Ends.LAST_LOGITS
 
+    def told(self, length: int) -> range:
+        """Those of `length` tokens of a row in one call whose outputs come out."""
+        return range(length - 1 if self.last_logits_only else 0, length)
+
 
 @dataclass(frozen=True)
 class Port:

@@ -155,7 +155,7 @@ def _run(context: CheckContext, decoder: Decoder) -> list[Errors]:
     outputs_BSV = decoder.prefill(context.inputs(decoder, padded_BS), torch.tensor(prompts))
     parts: list[list[Errors]] = [[] for _ in rows]
     for i, prompt in enumerate(prompts):
-        given = range(prompt - 1 if decoder.last_logits_only else 0, prompt)
+        given = decoder.interface.ends.told(prompt)
         parts[i].append(measure(outputs_BSV[i, : len(given)], expected[i][given.start : given.stop], given))
     for step in range(len(rows[0].ids_S) - prompts[0]):
         token_B1 = torch.stack([row.ids_S[row.prompt + step] for row in rows])[:, None]

@@ -51,7 +51,7 @@ def invariance(context: CheckContext) -> Outcome:
     alone = _run(context, decoder, ())
     beside = ((1, 2), (3, 4)) if context.config.vocab_size > 4 else ((1, 2), (2, 1))
     first, second = (_run(context, decoder, shifts) for shifts in beside)
-    positions = range(prompt - 1 if decoder.last_logits_only else 0, prompt + STEPS)
+    positions = range(decoder.interface.ends.told(prompt).start, prompt + STEPS)
     eager_PV = _run(context, context.eager, ())[-len(positions) :]
     cached = measure(eager_PV, context.expected[0][list(positions)], positions)
     what = f"row of {prompt} tokens and {STEPS} steps, alone and between two others"

@@ -85,7 +85,7 @@ def _run(context: CheckContext, decoder: Decoder, shift: int) -> _Run:
     inputs = context.inputs(decoder, torch.cat([ids_S[:length], junk, ids_S[length:]])[None])
     decoder.reset(1)
     outputs = decoder.prefill(inputs[:, :width], torch.tensor([length]))[0, :length]
-    first = length - 1 if decoder.last_logits_only else 0
+    first = decoder.interface.ends.told(length).start
     parts = [outputs.cpu()]
     parts += [decoder.step(inputs[:, i : i + 1])[0].cpu() for i in range(width, width + pad + 1)]
     slots = slots_of_row(decoder, stop)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockexport.compare.core.evidence import fed
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
@@ -140,10 +141,8 @@ class CheckContext:
         return [self.reference_positions, *(range(len(row.ids_S)) for row in self.rows)]
 
     def inputs(self, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
-        """What `decoder` takes for token ids of any shape: the ids, or a headless stack's embeddings of them."""
-        if not decoder.headless:
-            return ids
-        return self.checkpoint.read("model.embed_tokens.weight")[ids].to(decoder.dtype)
+        """What `decoder` takes for token ids of any shape."""
+        return fed(self.checkpoint, decoder.interface, ids)
 
     @cached_property
     def artifact_walk(self) -> Walk:

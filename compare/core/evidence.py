@@ -177,6 +177,11 @@ def gather(
     )
 
 
+def fed(checkpoint: Checkpoint, interface: Interface, ids: torch.Tensor) -> torch.Tensor:
+    """What a decoder takes for token ids of any shape: the ids, or a headless stack's embeddings of them."""
+    return checkpoint.read(EMBEDDING)[ids].to(interface.dtype) if interface.ends.headless else ids
+
+
 def _run(
     decoder: Decoder,
     checkpoint: Checkpoint,
@@ -185,8 +190,7 @@ def _run(
     positions: Sequence[int],
     progress: Progress,
 ) -> tuple[torch.Tensor, list[int]]:
-    ids_1S = ids_S[None]
-    inputs = checkpoint.read(EMBEDDING)[ids_1S].to(decoder.dtype) if decoder.headless else ids_1S
+    inputs = fed(checkpoint, decoder.interface, ids_S[None])
     wanted, kept, outputs = set(positions), [], []
     decoder.reset(1)
     for done, call in enumerate(calls):

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from blockexport.compare.audits.site_map import SiteMap, map_sites
-from blockexport.compare.core.evidence import Evidence
+from blockexport.compare.core.evidence import Evidence, fed
 from blockexport.compare.core.tolerances import REPLAYED, SITE_FACTOR
 from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
-from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -164,10 +163,7 @@ def locate(
         wrong_slot: the first slot of the cache known to be wrong after these calls.
     """
     watched = graph if isinstance(graph, WatchedSites) else _replayed(graph, evidence)
-    ids_1S = evidence.ids_S[None]
-    inputs = (
-        evidence.checkpoint.read(EMBEDDING)[ids_1S].to(evidence.dtype) if evidence.interface.ends.headless else ids_1S
-    )
+    inputs = fed(evidence.checkpoint, evidence.interface, evidence.ids_S[None])
     floor, inside = evidence.floor, Inside(watched.decoder, watched.sites, evidence)
     suspects = _suspects(evidence, wrong_slot) if looked is None else list(looked)
     walk = _walk(inside, evidence, inputs, suspects, to_the_end=looked is not None)

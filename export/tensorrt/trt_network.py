@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def check_volumes(manifest: Manifest, profiles: Sequence[Profile]) -> None:
         rows, length = profile.batch_size[2], profile.sequence_length[2]
         per_row = {
             "a cache": config.num_key_value_heads * slots * config.head_dim,
-            "the logits": (1 if manifest.last_logits_only else length) * config.vocab_size,
+            "the logits": prod(manifest.interface.output_shape(1, length)),
             "the mask": length * slots,
             "the MLP's products": length * config.intermediate_size,
         }
