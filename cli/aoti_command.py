@@ -85,9 +85,9 @@ def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoin
     from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.runtime.aoti_decoder import AotiDecoder
-    from blockexport.runtime.backends import AOTI
+    from blockexport.runtime.backends import AOTI, Opening
 
-    decoder = AotiDecoder(bundle, manifest, package_folder=folder)
+    decoder = AotiDecoder(Opening(AOTI.name, bundle, manifest), folder)
     return run_checks(decoder, checkpoint, bundle_options(bundle, AOTI.name, package_folder=folder), progress)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from blockexport.export.bundle.aoti_machine import AOTI_INFO, check_machine
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import AOTI_FILE, Manifest
+from blockexport.export.bundle.manifest import AOTI_FILE
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import Opening
@@ -19,18 +19,12 @@ from blockexport.runtime.decoder import Decoder
 class AotiDecoder(Decoder):
     """The package of a bundle, or one in `package_folder` that is still to be judged."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        *,
-        max_sequence_length: int | None = None,
-        package_folder: Path | None = None,
-    ) -> None:
+    def __init__(self, wanted: Opening, package_folder: Path | None = None) -> None:
+        folder, manifest = wanted.folder, wanted.manifest
         path = (package_folder or folder) / AOTI_FILE
         if not path.is_file():
             raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {shlex.quote(str(folder))}` makes one")
-        self.interface = manifest.with_slots(max_sequence_length)
+        self.interface = wanted.interface
         require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings)
         check_machine(path.with_name(AOTI_INFO))
         if package_folder is None:
@@ -51,8 +45,3 @@ class AotiDecoder(Decoder):
         with torch.inference_mode():
             outputs: torch.Tensor = self._run_package(inputs.contiguous(), position_ids_BS.contiguous(), self._past)
         return outputs
-
-
-def open_bundle(wanted: Opening) -> AotiDecoder:
-    """The decoder of a bundle."""
-    return AotiDecoder(wanted.folder, wanted.manifest, max_sequence_length=wanted.max_sequence_length)

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE, M
 from blockexport.export.bundle.trt_library import TENSORRT, TENSORRT_RTX
 from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ class Opening:
     threads: int = 0
     verify: Verify = "sample"
 
+    @property
+    def interface(self) -> Interface:
+        """The decoder's: the bundle's, with the M that was asked for."""
+        made = self.manifest.interface
+        return replace(made, max_sequence_length=self.max_sequence_length or made.max_sequence_length)
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -76,7 +83,7 @@ class Backend:
 
     Attributes:
         name: what `--backend` takes.
-        opener: dotted path of the function that makes its decoder of an `Opening`, as `package.module:function`.
+        opener: dotted path of what makes its decoder of an `Opening`, as `package.module:name`.
         devices: what it runs on, as PyTorch names devices.
         arithmetic: what a run proves, stated for every precision.
         file: the file of the bundle that it runs; None where it runs none, or one that it chooses itself.
@@ -145,7 +152,7 @@ _ONNX_RUNTIME = {
 
 ONNXRUNTIME = Backend(
     "onnxruntime",
-    "blockexport.runtime.onnx_decoder:open_bundle",
+    "blockexport.runtime.onnx_decoder:OnnxDecoder",
     ("cpu",),
     _ONNX_RUNTIME,
     file=ONNX_FILE,
@@ -163,10 +170,10 @@ REPLAY = Backend(
     graph=ONNX_FILE,
     judges=(Precision.BF16,),
 )
-PT2 = Backend("pt2", "blockexport.runtime.pt2_decoder:open_bundle", ("cpu",), _TORCH, file=PT2_FILE)
+PT2 = Backend("pt2", "blockexport.runtime.pt2_decoder:Pt2Decoder", ("cpu",), _TORCH, file=PT2_FILE)
 AOTI = Backend(
     "aoti",
-    "blockexport.runtime.aoti_decoder:open_bundle",
+    "blockexport.runtime.aoti_decoder:AotiDecoder",
     ("cpu",),
     {**everywhere(False, _INDUCTOR), Precision.FP32: _FLOAT32},
     file=AOTI_FILE,

@@ -31,8 +31,7 @@ class EagerDecoder(Decoder):
 
 def open_bundle(wanted: Opening) -> EagerDecoder:
     """Eager PyTorch on the source checkpoint, in a bundle's precision."""
-    manifest = wanted.manifest
-    slots = wanted.max_sequence_length or manifest.max_sequence_length
-    checkpoint = open_checkpoint(wanted.model or manifest.source.reference, seed=manifest.source.seed or 0)
-    wished = manifest.interface
-    return EagerDecoder(load_model(checkpoint, wished.dtype, slots, ends=wished.ends), slots)
+    source, interface = wanted.manifest.source, wanted.interface
+    checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0)
+    slots = interface.max_sequence_length
+    return EagerDecoder(load_model(checkpoint, interface.dtype, slots, ends=interface.ends), slots)

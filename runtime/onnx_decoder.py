@@ -6,14 +6,12 @@ tensors: `cache` gives them as they are.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import torch
 
 from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_length, read_graph
-from blockexport.export.bundle.file_check import Verify, check_artifact
-from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
+from blockexport.export.bundle.file_check import check_artifact
+from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models import io_names
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
@@ -25,29 +23,16 @@ class OnnxDecoder(Decoder):
     """The decoder of a bundle on ONNX Runtime's CPU provider.
 
     Args:
-        folder: the bundle.
-        manifest: its manifest.
-        max_sequence_length: cache slots to declare instead of the file's own; the graph does not depend on it.
-        low_memory: map the weights instead of repacking them: a fraction of the memory and of the start-up time, for
-            steps that take about a fifth longer.
-        threads: threads inside an operator; 0 takes as many as PyTorch has.
-        verify: how the files are compared with the manifest.
+        wanted: see `open_decoder`. With `low_memory` the weights are mapped instead of repacked: a fraction of the
+            memory and of the start-up time, for steps that take about a fifth longer.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        *,
-        max_sequence_length: int | None = None,
-        low_memory: bool = False,
-        threads: int = 0,
-        verify: Verify = "sample",
-    ) -> None:
-        self.interface = manifest.with_slots(max_sequence_length)
+    def __init__(self, wanted: Opening) -> None:
+        self.interface = wanted.interface
+        folder, manifest = wanted.folder, wanted.manifest
         graph = read_graph(folder, manifest)
-        check_artifact(folder, manifest, ONNX_FILE, verify)
-        self._session = _session(folder, manifest, graph, self.max_sequence_length, low_memory, threads)
+        check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
+        self._session = _session(wanted, graph)
         self.reset()
 
     def _allocate(self, batch_size: int) -> None:
@@ -92,19 +77,18 @@ class OnnxDecoder(Decoder):
             require_shape(name, value.shape(), tensor.shape, position_ids_BS)
 
 
-def _session(
-    folder: Path, manifest: Manifest, graph: onnx.ModelProto, max_sequence_length: int, low_memory: bool, threads: int
-) -> ort.InferenceSession:
-    options = session_options(threads)
-    if low_memory:
+def _session(wanted: Opening, graph: onnx.ModelProto) -> ort.InferenceSession:
+    manifest, slots = wanted.manifest, wanted.interface.max_sequence_length
+    options = session_options(wanted.threads)
+    if wanted.low_memory:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    path = folder / ONNX_FILE
+    path = wanted.folder / ONNX_FILE
     model: str | bytes = str(path)
-    if max_sequence_length != manifest.max_sequence_length:
+    if slots != manifest.max_sequence_length:
         trained = manifest.config.max_position_embeddings
-        declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows, trained)
+        declare_max_sequence_length(graph, slots, manifest.rope_table_rows, trained)
         model = graph.SerializeToString()
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(wanted.folder))
     return open_session(model, options, path, f"{REMEDY}.")
 
 
@@ -115,15 +99,3 @@ def failed_node(error: Exception) -> Exception:
     if "while running" not in said or "allocat" in said.lower():
         return error
     return ArtifactError(f"ONNX Runtime {ort.__version__} fails in the graph: {said.partition('while running ')[2]}")
-
-
-def open_bundle(wanted: Opening) -> OnnxDecoder:
-    """The decoder of a bundle."""
-    return OnnxDecoder(
-        wanted.folder,
-        wanted.manifest,
-        max_sequence_length=wanted.max_sequence_length,
-        low_memory=wanted.low_memory,
-        threads=wanted.threads,
-        verify=wanted.verify,
-    )

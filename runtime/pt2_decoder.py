@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from blockexport.export.bundle.file_check import Verify, check_artifact
+from blockexport.export.bundle.file_check import check_artifact
 from blockexport.export.bundle.manifest import PT2_FILE, Manifest
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.errors import UsageError
@@ -22,18 +22,12 @@ _REMEDY = "Copy the whole bundle again, or export it again with --pt2"
 class Pt2Decoder(Decoder):
     """The exported program of a bundle. It is pure: each run hands back new caches."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        *,
-        max_sequence_length: int | None = None,
-        verify: Verify = "sample",
-    ) -> None:
+    def __init__(self, wanted: Opening) -> None:
+        folder, manifest, verify = wanted.folder, wanted.manifest, wanted.verify
         path = folder / PT2_FILE
         if not path.is_file():
             raise UsageError(f"{folder} has no {PT2_FILE}: export with --pt2 to have one")
-        self.interface = manifest.with_slots(max_sequence_length)
+        self.interface = wanted.interface
         require_table_rows(
             self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings, least=2
         )
@@ -101,9 +95,3 @@ def _fixed(value: torch.Tensor) -> list[int | None]:
     """The shape, with None for an axis of any size, which is a SymInt there and no int."""
     sizes: list[object] = list(value.shape)
     return [size if isinstance(size, int) else None for size in sizes]
-
-
-def open_bundle(wanted: Opening) -> Pt2Decoder:
-    """The decoder of a bundle."""
-    slots, verify = wanted.max_sequence_length, wanted.verify
-    return Pt2Decoder(wanted.folder, wanted.manifest, max_sequence_length=slots, verify=verify)

@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -100,10 +100,6 @@ class Manifest:
         """
         ends = Ends.of(headless=self.headless, last_logits_only=self.last_logits_only)
         return Interface(self.config, self.precision.element, self.max_sequence_length, ends)
-
-    def with_slots(self, max_sequence_length: int | None) -> Interface:
-        """The interface with another M; with the manifest's own where None is given."""
-        return replace(self.interface, max_sequence_length=max_sequence_length or self.max_sequence_length)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

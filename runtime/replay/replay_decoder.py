@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from blockexport.export.bundle.check_graph import read_graph
-from blockexport.export.bundle.file_check import Verify, check_artifact
-from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
+from blockexport.export.bundle.file_check import check_artifact
+from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models import io_names
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.interface import Interface
@@ -35,24 +33,6 @@ class ReplayDecoder(Decoder):
         self.observer: Observer | None = None
         self.reset()
 
-    @classmethod
-    def open(
-        cls, folder: Path, manifest: Manifest, *, max_sequence_length: int | None = None, verify: Verify = "sample"
-    ) -> ReplayDecoder:
-        """The decoder of a bundle.
-
-        Raises:
-            NotJudgedError: the file holds an operator that the replay does not know.
-            UsageError: the file is damaged, or M is beyond its RoPE table.
-        """
-        interface = manifest.with_slots(max_sequence_length)
-        require_table_rows(
-            interface.max_sequence_length, manifest.rope_table_rows, manifest.config.max_position_embeddings
-        )
-        read_graph(folder, manifest)  # refuses what is not this bundle's decoder
-        check_artifact(folder, manifest, ONNX_FILE, verify)
-        return cls(ReplayGraph.load(folder / ONNX_FILE), interface)
-
     @property
     def fed(self) -> str:
         """The name of the graph's first input."""
@@ -73,6 +53,15 @@ class ReplayDecoder(Decoder):
 
 
 def open_bundle(wanted: Opening) -> ReplayDecoder:
-    """The decoder of a bundle."""
-    slots, verify = wanted.max_sequence_length, wanted.verify
-    return ReplayDecoder.open(wanted.folder, wanted.manifest, max_sequence_length=slots, verify=verify)
+    """The decoder of a bundle.
+
+    Raises:
+        NotJudgedError: the file holds an operator that the replay does not know.
+        UsageError: the file is damaged, or M is beyond its RoPE table.
+    """
+    folder, manifest, interface = wanted.folder, wanted.manifest, wanted.interface
+    trained = manifest.config.max_position_embeddings
+    require_table_rows(interface.max_sequence_length, manifest.rope_table_rows, trained)
+    read_graph(folder, manifest)  # refuses what is not this bundle's decoder
+    check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
+    return ReplayDecoder(ReplayGraph.load(folder / ONNX_FILE), interface)
