@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,16 +104,18 @@ def generate(
 
 def _read_prompt(prompt: str) -> str:
     """The prompt, or stdin without its last newline for `-`. Raises UsageError when it is not UTF-8."""
+    from blockexport.models.regular_file import is_text
+
     try:
         if prompt == "-":
             content = sys.stdin.buffer.read(PROMPT_BYTES + 1)
             if len(content) > PROMPT_BYTES:
                 raise UsageError(f"the prompt has more than {PROMPT_BYTES} bytes, which no cache holds: shorten it")
             return content.decode("utf-8").removesuffix("\n")
-        prompt.encode("utf-8")  # a byte that is no text reaches us as a lone surrogate
+        # A byte that is no text reaches us as a lone surrogate, and so does UTF-8 where the locale is another.
+        return prompt if is_text(prompt) else os.fsencode(prompt).decode("utf-8")
     except UnicodeError as error:
         raise UsageError(f"the prompt is not UTF-8 ({error}): convert it first, with iconv for instance") from error
-    return prompt
 
 
 def _print_stream(generation: Generation, stream: StreamDecoder) -> None:

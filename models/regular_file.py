@@ -16,6 +16,8 @@ from blockexport.models.errors import UsageError
 TEXT_BYTES = 1 << 28
 """The most that is read of a text file: eight times the largest tokenizer.json known."""
 
+_DIGITS = 300  # of a whole number in JSON: one more hundred, and it is no floating-point number
+
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
@@ -110,9 +112,15 @@ def read_json(path: Path, remedy: str, pairs: Pairs | None = None) -> Any:
     """
     content = read_bytes(path)
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=pairs)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=pairs, parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON ({error}): {remedy}") from error
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def read_json_object(path: Path, remedy: str, pairs: Pairs | None = None) -> dict[str, Any]:
@@ -132,6 +140,18 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def require_utf8(path: str | Path) -> None:
+    """Raise UsageError where the name of `path` is not UTF-8, which ONNX Runtime and every file that names it need."""
+    name = os.fsencode(path)
+    if is_text(str(path)):
+        return
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"the path {str(path)!r} is not UTF-8: rename it") from None
+    raise UsageError(f"the path {name.decode()!r} is UTF-8, and this locale is not: set LC_ALL=C.UTF-8 and try again")
 
 
 def kind_of(mode: int) -> str:

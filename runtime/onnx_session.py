@@ -14,6 +14,7 @@ import torch
 
 from blockexport.models.element_types import element_of
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.regular_file import require_utf8
 from blockexport.runtime.threads import most_threads
 
 __all__ = ["bind", "open_session", "ort", "session_options"]
@@ -75,6 +76,7 @@ def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, re
         MemoryError: there is not enough.
         UsageError: the file is damaged.
     """
+    require_utf8(path)
     try:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no public base class

@@ -25,7 +25,7 @@ from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends, Interface, Port
 from blockexport.models.precision import Precision
-from blockexport.models.regular_file import is_there, open_regular, read_bytes
+from blockexport.models.regular_file import is_there, open_regular, read_bytes, require_utf8
 from blockexport.models.strict_json import read_record
 
 SCHEMA_VERSION = 2
@@ -159,6 +159,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not is_there(path):
         raise UsageError(_no_bundle(folder))
+    require_utf8(folder)
     try:
         data = json.loads(read_bytes(path).decode("utf-8"))
         if not isinstance(data, dict):

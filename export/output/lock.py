@@ -43,7 +43,7 @@ class FileLock:
                 if _is_at(descriptor, path):
                     if not shared:
                         os.ftruncate(descriptor, 0)
-                    os.write(descriptor, f"{line}\n".encode() if line else b"")
+                    os.write(descriptor, f"{line}\n".encode(errors="replace") if line else b"")
                     return cls(path, descriptor)
             except BaseException:
                 os.close(descriptor)

@@ -14,6 +14,7 @@ from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.hidden_names import LONGEST_SUFFIX
 from blockexport.export.output.ownership import is_bundle, strangers
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import require_utf8
 
 SHOWN = 3  # names in a message
 
@@ -21,6 +22,8 @@ SHOWN = 3  # names in a message
 def inputs_of(*named: str | Path | None) -> list[Path]:
     """The paths among what a command was given to read; presets and Hugging Face ids are not."""
     paths = [Path(name).expanduser() for name in named if name is not None and str(name)]
+    for path in paths:
+        require_utf8(path)
     return [path for path in paths if path.exists()]
 
 
@@ -37,6 +40,7 @@ def output_place(output: Path, inputs: Iterable[Path], what: str = "the output")
     """
     with disk_errors(output):
         path = _absolute(output)
+        require_utf8(path)
         _require_possible(output, path, what)
         place = Path(os.path.realpath(path))
         for given in inputs:

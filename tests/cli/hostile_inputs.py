@@ -59,6 +59,9 @@ def cases() -> list[Case]:
         _case(f"onnx IN/zeros.gguf {export}", words="is not a GGUF file"),
         _case(f"onnx {'x' * 5000} {export}", (2,)),
         _case(f"onnx \udcff {export}", (2,)),
+        _case("onnx tiny -o OUT/\udcff --no-compare -q", words="is not UTF-8: rename it"),
+        _case(f"onnx IN/\udcff {export}", words="is not UTF-8: rename it"),
+        _case(f"onnx IN/digits-config.json {export}", words="a number of 401 digits"),
         _case(f"onnx  {export}", words="there is no model"),
         _case(f"onnx tiny -o IN/pipe/b {export.partition(' ')[2].partition(' ')[2]}", (2,)),
         _case(f"onnx IN/template-loop {made}", 0, "more than 2 s of processor time"),
@@ -84,6 +87,11 @@ def cases() -> list[Case]:
         _case("generate IN/bundle - --raw", words="more than 16777216 bytes", stdin="/dev/zero"),
         _case("generate IN/bundle \udcff", words="not UTF-8"),
         _case("generate IN/pipe hello", words="not a bundle"),
+        _case("generate IN/\udcff hello", words="is not UTF-8: rename it"),
+        _case("selftest IN/\udcff", words="is not UTF-8: rename it"),
+        _case("aoti IN/\udcff --no-compare", words="is not UTF-8: rename it"),
+        _case("trt IN/\udcff --compute-capability 8.9 --backend tensorrt-rtx", words="is not UTF-8: rename it"),
+        _case("compare IN/bundle --report OUT/\udcff --check determinism", words="is not UTF-8: rename it"),
         _case("compare IN/bundle --text IN/pipe --check determinism", words="is a pipe"),
         _case("compare IN/bundle --text /dev/zero --check determinism", words="is a character device"),
         _case("compare IN/bundle --tokens 99999999999999999999 --check determinism", words="outside the vocabulary"),
@@ -121,6 +129,7 @@ VALUES: Mapping[str, Any] = {
     "eos_token_id=text": "2",
     "eos_token_id=nested": [[2]],
     "eos_token_id=large": 2**31,
+    "top_p=huge": 10**99,
     "do_sample=word": "yes",
 }
 
@@ -128,8 +137,7 @@ VALUES: Mapping[str, Any] = {
 def make_inputs(folder: Path, bundle: Path) -> None:
     """Everything that `cases` names, in `folder`; `bundle` is a sound one to make bad ones from."""
     stories = shared_path("models/stories260K")
-    config = json.loads((stories / "tokenizer_config.json").read_text(encoding="utf-8"))
-    tokenizer = json.loads((stories / "tokenizer.json").read_text(encoding="utf-8"))
+    config, tokenizer = _json(stories / "tokenizer_config.json"), _json(stories / "tokenizer.json")
 
     def model(name: str, file: str, make: Callable[[Path], object]) -> None:
         (folder / name).mkdir()
@@ -163,6 +171,7 @@ def make_inputs(folder: Path, bundle: Path) -> None:
     another = {**tokenizer, "model": {**tokenizer["model"], "vocab": vocab}, "added_tokens": [], "post_processor": None}
     model("tokenizer-another", "tokenizer.json", holding(another))
     model("zero-config.json", "config.json", lambda path: path.symlink_to("/dev/zero"))
+    model("digits-config.json", "config.json", holding({**_json(stories / "config.json"), "rms_norm_eps": 10**400}))
     model("gone-tokenizer.json", "tokenizer.json", lambda path: path.symlink_to("gone"))
     model("deep-generation_config.json", "generation_config.json", lambda path: path.write_text("[" * 100_000))
     model("list-generation_config.json", "generation_config.json", holding([1]))
@@ -173,7 +182,8 @@ def make_inputs(folder: Path, bundle: Path) -> None:
     (folder / "zeros.gguf").write_bytes(bytes(1000))
     for name in ("doubling-functions.onnx", "name-not-utf8.onnx"):
         shutil.copyfile(shared_path("faults") / name, folder / name)
-    shutil.copytree(bundle, folder / "bundle")
+    for name in ("bundle", "\udcff"):
+        shutil.copytree(bundle, folder / name)
     for name in ("tokenizer.json", "manifest.json", "model.onnx"):
         changed(f"bundle-pipe-{name}", name, os.mkfifo)
     changed("bundle-top_p", "generation_config.json", holding({"do_sample": True, "top_p": "abc"}))
@@ -184,6 +194,10 @@ def make_inputs(folder: Path, bundle: Path) -> None:
     changed("bundle-another", "tokenizer.json", holding(another))
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
     changed("bundle-expression", "tokenizer.json", holding({**tokenizer, "pre_tokenizer": split}))
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _hole(path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,20 @@ def test_a_terminal_without_utf_8_gets_replacements_and_whole_json(environment: 
     first, _, rest = done.stdout.partition(b"\n")
     assert first in (b"caf? ?", b"caf\xe9 ?")
     assert json.loads(rest) == {"m\udcff": "模"}
+
+
+ONLY_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_path_in_utf_8_where_the_locale_is_not_is_told_what_to_set(tmp_path: Path) -> None:
+    done = _run("onnx", "tiny", "-o", str(tmp_path / "bü"), "--no-compare", environment=ONLY_ASCII)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert b"is UTF-8, and this locale is not: set LC_ALL=C.UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("prompt", ["é", "模型", "plain", "\udcc3\udca9"])
+def test_a_prompt_in_utf_8_is_read_in_any_locale(prompt: str) -> None:
+    code = "import sys\nfrom blockexport.cli import generate_command as g\nprint(ascii(g._read_prompt(sys.argv[1])))"
+    command = [sys.executable, "-c", code, prompt]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **ONLY_ASCII}, text=True, timeout=60)
+    assert done.stdout.strip() == ascii("é" if prompt[0] == "\udcc3" else prompt)

@@ -18,6 +18,7 @@ from blockexport.models.regular_file import (
     read_json,
     read_json_object,
     require_readable,
+    require_utf8,
 )
 from tests.support import REPOSITORY
 
@@ -78,6 +79,27 @@ def test_a_text_without_end_is_not_read_whole(tmp_path: Path) -> None:
     path.write_text("a" * 9 + "é" * 9, encoding="utf-8")
     assert read_beginning(path, 10) == "a" * 9
     assert read_beginning(path, 100) == "a" * 9 + "é" * 9
+
+
+@pytest.mark.parametrize(("digits", "code"), [(300, True), (301, False), (4300, False), (5000, False)])
+def test_a_number_beyond_all_types_is_the_files_fault(digits: int, code: bool, tmp_path: Path) -> None:
+    """Python's whole numbers have no limit, and its floating-point numbers stop it with an OverflowError."""
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"rope_theta": {"9" * digits}}}')
+    if code:
+        assert float(read_json(path, "fetch it")["rope_theta"]) > 1e299
+    else:
+        with pytest.raises(UsageError, match=f"is not valid JSON .a number of {digits} digits.: fetch it"):
+            read_json(path, "fetch it")
+
+
+@pytest.mark.parametrize(("name", "refused"), [("b\udcff", True), ("b\xff", False), ("b/\udcc3", True), ("模", False)])
+def test_a_path_that_is_no_utf_8_is_refused(name: str, refused: bool) -> None:
+    if not refused:
+        require_utf8(Path(name))
+        return
+    with pytest.raises(UsageError, match="is not UTF-8: rename it"):
+        require_utf8(Path(name))
 
 
 def test_a_file_may_be_absent_and_may_hold_one_object_only(tmp_path: Path) -> None:
