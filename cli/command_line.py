@@ -14,6 +14,14 @@ from blockexport.models.did_you_mean import did_you_mean
 _OTHER_WORDS = {"export": "onnx", "judge": "compare", "build": "trt", "run": "generate", "check": "compare"}
 """What a command may be called by those who guess, and what it is called here."""
 
+_WORDINGS = (
+    (r"^got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"too many arguments: \1"),
+    (r"^option '(.*)' requires an argument$", r"\1 needs a value behind it"),
+    (r"^invalid value for '(.*?)': (file|dir\w*|path) '(.*)' does not exist$", r"\1: there is no \2 \3"),
+    (r"^invalid value for '(.*?)': file '(.*)' is a directory$", r"\1: \2 is a folder, and has to be a file"),
+)
+"""What Typer says of the rest, and what is said here instead."""
+
 
 def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str]:
     """The options that were given, as words of a command line, without the parameters named in `but`."""
@@ -38,7 +46,7 @@ def wrong_use(error: Any, commands: Iterable[str]) -> str:
     context, said = getattr(error, "ctx", None), str(error.format_message()).removesuffix(".")
     if said.startswith("Usage:"):  # nothing was asked for: the whole help
         return said
-    said = _value(error) or _command(said, list(commands)) or said[:1].lower() + said[1:]
+    said = _missing(error) or _value(error) or _command(said, list(commands)) or _reworded(said)
     if context is None:
         return f"blockexport: {said}"
     return f"blockexport: {said}\n{context.get_usage()}\nTry '{context.command_path} -h' for help."
@@ -56,6 +64,28 @@ def _command(said: str, commands: list[str]) -> str | None:
     return f"no such command {found[1]!r}{meant}: there are {', '.join(commands)}"
 
 
+def _reworded(said: str) -> str:
+    said = said[:1].lower() + said[1:]
+    for pattern, words in _WORDINGS:
+        said = re.sub(pattern, words, said, flags=re.DOTALL)
+    return said
+
+
+def _missing(error: Any) -> str | None:
+    """Of an argument or option that has to be there, with what it stands for."""
+    parameter = getattr(error, "param", None)
+    if parameter is None or type(error).__name__ != "MissingParameter":
+        return None
+    name = _name(parameter) if parameter.param_type_name == "option" else str(parameter.metavar)
+    meaning = str(parameter.help).removesuffix(".")
+    return f"{name} is missing: {meaning[:1].lower()}{meaning[1:]}"
+
+
+def _name(option: Any) -> str:
+    """Of an option, the long name with the short one behind it."""
+    return " (".join(sorted(option.opts, key=len, reverse=True)) + (")" if len(option.opts) > 1 else "")
+
+
 def _value(error: Any) -> str | None:
     """Of a number that is none, or out of its range."""
     parameter, cause = getattr(error, "param", None), error.__cause__
@@ -67,8 +97,7 @@ def _value(error: Any) -> str | None:
         return None
     least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
     number = "number" if kind.startswith("float_") else "whole number"
-    name = " (".join(sorted(parameter.opts, key=len, reverse=True)) + (")" if len(parameter.opts) > 1 else "")
-    return f"{name} is {given!s}, and has to be a {number}{_range(least, most)}"
+    return f"{_name(parameter)} is {given!s}, and has to be a {number}{_range(least, most)}"
 
 
 def _range(least: float | None, most: float | None) -> str:

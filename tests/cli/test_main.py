@@ -120,7 +120,18 @@ def test_version_is_the_installed_one() -> None:
             ["trt", "x", "--builder-optimization-level", "9"],
             "--builder-optimization-level is 9, and has to be a whole number from 0 to 5\n",
         ),
-        (["inspect"], "missing argument 'MODEL'\nUsage: blockexport inspect [OPTIONS] {MODEL}\n"),
+        (
+            ["inspect"],
+            "MODEL is missing: a folder with config.json, a .gguf file, a preset such as llama-3-8b, or a Hub id\n"
+            "Usage: blockexport inspect [OPTIONS] {MODEL}\n",
+        ),
+        (["generate", "b"], "PROMPT is missing: what to say to the model; - reads it from stdin\n"),
+        (["redeclare", "b"], "--max-sequence-length (-M) is missing: cache slots per row, for prompt and answer; "),
+        (["onnx", "tiny"], "--output (-o) is missing: folder to make\n"),
+        (["onnx", "tiny", "-o"], "-o needs a value behind it\n"),
+        (["selftest", "b", "c", "d"], "too many arguments: c d\n"),
+        (["compare", "b", "--text", "no.txt"], "--text: there is no file no.txt\n"),
+        (["compare", "b", "--text", "/"], "--text: / is a folder, and has to be a file\n"),
     ],
 )
 def test_wrong_use_is_exit_2_with_nothing_on_stdout(arguments: list[str], message: str) -> None:
