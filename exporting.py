@@ -99,9 +99,12 @@ def _interface(checkpoint: Checkpoint, wish: Wish) -> Interface:
 
     reach, slots = checkpoint.config.max_position_embeddings, wish.max_sequence_length
     if slots is not None and slots > reach and not wish.beyond_trained_range:
+        origin = "the model was trained for"
+        if not checkpoint.range_is_stated:
+            origin = "that are the default of its family, as config.json does not state max_position_embeddings"
         raise UsageError(
-            f"--max-sequence-length {slots} is beyond the {reach} positions the model was trained for: choose at most "
-            f"{reach}, or add --beyond-trained-range"
+            f"--max-sequence-length {slots} is beyond the {reach} positions {origin}: choose at most {reach}, or add "
+            "--beyond-trained-range"
         )
     if wish.headless and wish.last_logits_only:
         raise UsageError("--headless has no logits: leave out --logits last")

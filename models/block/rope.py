@@ -67,7 +67,7 @@ def require_table_rows(max_sequence_length: int, rows: int, trained: int, *, lea
     Args:
         max_sequence_length: M.
         rows: of the table.
-        trained: positions the model was trained for; the table has at least as many rows.
+        trained: positions of the model's own range; the table has at least as many rows.
         least: the smallest M that the file runs with.
 
     Raises:
@@ -80,7 +80,7 @@ def require_table_rows(max_sequence_length: int, rows: int, trained: int, *, lea
         raise UsageError(f"{said}: choose at least {least}")
     raise UsageError(
         f"{said}: choose at most {rows}, or export again with --max-sequence-length {max_sequence_length} "
-        f"--beyond-trained-range (the model was trained for {trained} positions)"
+        f"--beyond-trained-range (the model's own range is {trained} positions)"
     )
 
 

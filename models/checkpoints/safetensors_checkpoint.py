@@ -12,7 +12,7 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, 
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.config_hf import read_hf_config
-from blockexport.models.regular_file import open_regular
+from blockexport.models.regular_file import open_regular, read_json_object
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, folder: Path, reference: str | None = None) -> None:
         self.folder = folder.absolute()
         self.config = read_hf_config(self.folder)
+        self.range_is_stated = "max_position_embeddings" in read_json_object(self.folder / "config.json", "")
         stored, notes = stored_entries(self.folder)
         spelled = in_hugging_face_names(stored, self.config, str(self.folder))
         found = spelled.entries

@@ -151,6 +151,22 @@ def test_more_slots_than_the_model_was_trained_for(model: Path, refused: Callabl
     assert json.loads((forced / "manifest.json").read_text())["rope_table_rows"] == 65
 
 
+@pytest.mark.parametrize(
+    ("family", "default"), [("llama", 2048), ("mistral", 131_072), ("qwen2", 32_768), ("qwen3", 32_768)]
+)
+def test_a_range_that_is_a_default_is_told_to_be_one(
+    family: str, default: int, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    config = small_config(family)
+    model = write_folder(tmp_path / "model", config, small_weights(config))
+    data = json.loads((model / "config.json").read_text())
+    del data["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps(data))
+    message = refused(model, "-M", str(default + 1))
+    assert f"beyond the {default} positions that are the default of its family" in message
+    assert "trained for" not in message
+
+
 def test_contradictory_options(model: Path, refused: Callable[..., str]) -> None:
     assert "--fp16 and --bf16" in refused(model, "--fp16", "--bf16")
     assert "--headless" in refused(model, "--headless", "--logits", "last")

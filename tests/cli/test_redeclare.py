@@ -86,7 +86,7 @@ def test_in_place_and_back_again(made: Path, tmp_path: Path, capsys: pytest.Capt
         (
             ["-M", "513"],
             "513 is outside 1..512, the rows of this file's RoPE table: choose at most 512, or export again with "
-            "--max-sequence-length 513 --beyond-trained-range (the model was trained for 512 positions)",
+            "--max-sequence-length 513 --beyond-trained-range (the model's own range is 512 positions)",
         ),
         (["-M", "5"], "5 is less than the 96 slots that the bundle's golden vectors need"),
         (["-M", "-1"], "max_sequence_length is -1, and has to be a whole number of at least 1\n"),
