@@ -154,7 +154,7 @@ def compare_bundle(
         model=model,
         verify="nothing",  # a changed file is judged as it is, and a note says so
     )
-    notes = changed_files(folder, manifest, backend)
+    notes = [*(checkpoint.notes if model else ()), *changed_files(folder, manifest, backend)]
     options = bundle_options(
         folder,
         backend,

@@ -38,7 +38,10 @@ def inspect(
     Example: blockexport inspect llama-3-8b --tokens 8192 --batch-size 32
     """
     from blockexport.library import inspect_model
+    from blockexport.models.checkpoints.sources import shadowed_preset
 
+    for line in shadowed_preset(model):
+        console.say(f"note: {line}")
     precision = options.one_precision("a count", fp32=fp32, fp16=fp16, bf16=bf16)
     description = inspect_model(model, tokens=tokens, batch_size=batch_size, precision=precision)
     if as_json:

@@ -66,6 +66,7 @@ def judge_foreign(
     files = read_foreign(paths, read_map(mapped))
     require_judgeable(BACKEND, Precision.of(files[0].convention.dtype))
     checkpoint = open_checkpoint(model)
+    read = checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)
     options = JudgeOptions(
@@ -80,7 +81,7 @@ def judge_foreign(
         locate=locate,
     )
     judgement = run_checks(decoder, checkpoint, options, progress)
-    report = replace(judgement.report, notes=(*judgement.report.notes, *notes))
+    report = replace(judgement.report, notes=(*judgement.report.notes, *read, *notes))
     return replace(judgement, report=report)
 
 

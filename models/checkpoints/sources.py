@@ -34,7 +34,9 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
     """
     path = Path(model).expanduser()
     if model and path.exists():
-        return _open_path(path)
+        checkpoint = _open_path(path)
+        checkpoint.notes = (*checkpoint.notes, *shadowed_preset(model))
+        return checkpoint
     if model in PRESETS:
         from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 
@@ -52,6 +54,13 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
 
     folder, reference = fetch_from_hub(hub_id)
     return SafetensorsCheckpoint(folder, reference)
+
+
+def shadowed_preset(model: str) -> list[str]:
+    """What to say where `model` is both a path here and a preset: a sentence, or nothing."""
+    if model not in PRESETS or not Path(model).exists():
+        return []
+    return [f"{model} is the path {Path(model).absolute()}, and not the preset: rename the one to have the other"]
 
 
 def hub_id_of(model: str) -> HubId | None:

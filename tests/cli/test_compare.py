@@ -149,6 +149,20 @@ def test_a_source_with_another_theta_is_judged_and_fails(made: Path, tmp_path: P
     assert compare(made / "bundle", "--model", tmp_path / "other", "--check", "prefill") == 1
 
 
+@pytest.mark.parametrize(
+    ("prefix", "noted"), [("_orig_mod.", True), ("module.", True), ("language_model.", True), ("", False)]
+)
+def test_what_is_to_be_known_of_the_model_that_was_named_is_noted(
+    prefix: str, noted: bool, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {prefix + name: values for name, values in small_weights(CONFIG).items()}
+    write_folder(tmp_path / "other", CONFIG, weights)
+    options = ("--model", tmp_path / "other", "--check", "prefill", "--report", tmp_path / "r")
+    assert compare(made / "bundle", *options) == 0
+    assert ("tensors have other names in the checkpoint" in " ".join(capsys.readouterr().out.split())) is noted
+    assert bool(json.loads((tmp_path / "r" / "report.json").read_text())["notes"]) is noted
+
+
 def test_a_source_of_another_shape_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = replace(CONFIG, intermediate_size=88)
     write_folder(tmp_path / "other", config, small_weights(config))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from blockexport.cli.main import main
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import PRESETS
@@ -58,6 +59,20 @@ def test_a_folder_comes_before_a_preset_of_its_name(tmp_path: Path) -> None:
     config = small_config()
     write_folder(tmp_path / "tiny", config, small_weights(config))
     assert open_checkpoint("tiny").source.kind == "safetensors"
+
+
+@pytest.mark.parametrize("preset", ["tiny", "smollm2-135m", "llama-3-8b"])
+def test_a_path_that_hides_a_preset_is_noted(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert open_checkpoint("tiny").notes == ()
+    config = small_config()
+    write_folder(tmp_path / preset, config, small_weights(config))
+    noted = f"{preset} is the path {tmp_path / preset}, and not the preset"
+    assert noted in " ".join(open_checkpoint(preset).notes)
+    assert open_checkpoint(f"./{preset}").notes == (), "a path as plain as that is meant"
+    for command in (["onnx", preset, "-o", "out", "--no-compare"], ["inspect", preset]):
+        capsys.readouterr()
+        assert main(command) == 0
+        assert f"note: {noted}" in capsys.readouterr().err
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:
