@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer.core
@@ -17,6 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from blockexport.cli.main import app
+from blockexport.runtime.foreign.names import CACHES, INPUTS, ROLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 API = "reference/api"
@@ -66,6 +67,29 @@ def _prose(text: str) -> str:
 
 def _cell(text: str) -> str:
     return html.escape(text, quote=False).replace("|", "&#124;").replace("*", "&#42;")
+
+
+def foreign_names_page() -> str:
+    """What other tools call inputs, outputs and caches, from the table that recognises them."""
+
+    def row(*cells: str) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    def names(them: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in them) or "found by dataflow"
+
+    return "\n".join(
+        [
+            "# Names in other tools' files\n",
+            "What `compare --onnx` recognises without `--map`; `{i}` is the layer's number.\n",
+            *(row("caches of", "before a call", "after it"), row(*["---"] * 3)),
+            *(row(caches.tool, names(caches.past), names(caches.present or ())) for caches in CACHES),
+            "\nThe other inputs by role, which is what `--map ROLE=NAME` takes:\n",
+            *(row("role", "names"), row(*["---"] * 2)),
+            *(row(f"`{role}`", names((role, *others))) for role, others in INPUTS.items()),
+            f"\nEvery role: {names(ROLES)}.\n",
+        ]
+    )
 
 
 def modules(folder: str) -> Iterator[tuple[str, list[str]]]:
@@ -134,7 +158,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages (called by MkDocs)."""
-    made = {"reference/commands.md": commands_page(), "images/house.svg": house(), **api_pages()}
+    made = {"reference/commands.md": commands_page(), "reference/foreign-names.md": foreign_names_page()}
+    made |= {"images/house.svg": house(), **api_pages()}
     for uri, text in made.items():
         files.append(File.generated(config, uri, content=text))
     return files

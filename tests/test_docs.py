@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from blockexport.compare.checks.catalogue import ALL_CHECKS
+from blockexport.runtime.foreign.names import CACHES, INPUTS
 from tests.support import REPOSITORY, smollm2_gguf
 
 BLOCK = re.compile(
@@ -136,7 +137,12 @@ def test_the_readme_is_a_front_door() -> None:
 
 
 # Made by docs/generated_pages.py.
-GENERATED = {"docs/reference/commands.md", "docs/reference/api/library.md", "docs/images/house.svg"}
+GENERATED = {
+    "docs/reference/commands.md",
+    "docs/reference/foreign-names.md",
+    "docs/reference/api/library.md",
+    "docs/images/house.svg",
+}
 
 
 def test_every_relative_link_leads_somewhere() -> None:
@@ -158,7 +164,7 @@ def test_every_relative_link_leads_somewhere() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     named = re.findall(r"^ +- (\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.MULTILINE)
     there = {page.relative_to(REPOSITORY / "docs").as_posix() for page in (REPOSITORY / "docs").rglob("*.md")}
-    assert there | {"reference/commands.md"} == set(named)
+    assert there | {"reference/commands.md", "reference/foreign-names.md"} == set(named)
 
 
 def test_the_table_of_checks_is_the_list_of_checks() -> None:
@@ -193,5 +199,9 @@ def test_every_module_and_command_is_in_the_reference() -> None:
     assert set(re.findall(r"^::: (\S+)$", text, re.MULTILINE)) == expected
     commands = pages.commands_page()
     assert "## blockexport onnx" in commands and "--max-sequence-length" in commands
+    names = pages.foreign_names_page()
+    for caches in CACHES:
+        assert all(f"`{name}`" in names for name in (*caches.past, *(caches.present or ()))), caches
+    assert all(f"| `{role}` |" in names for role in INPUTS)
     for room in ("checkpoints", "tokenizer", "explain"):
         assert f">{room}</text>" in pages.house()
