@@ -149,6 +149,13 @@ WRONG: Mapping[str, tuple[str, str]] = {
 """What is wrong, where it shows first, and what names it."""
 
 
+WITH_WINDOW: Mapping[str, Mapping[str, object]] = {
+    "llama": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 9},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2},
+}
+"""What makes a family's config one with a window, for the same weights."""
+
+
 def wrong_pair(wrong: str, convention: str, files: Files, source: Path, folder: Path) -> tuple[Files, Path] | None:
     """Files and a checkpoint that differ in one way; None where a family or convention has no such way."""
     paths = [Path(str(entry)) for entry in files if str(entry).endswith(".onnx")]
@@ -161,10 +168,8 @@ def wrong_pair(wrong: str, convention: str, files: Files, source: Path, folder: 
     if wrong == "window dropped":
         if convention == "StaticCache":
             return None  # the mask comes from outside, and the window with it
-        if config["model_type"] != "llama":
-            return None  # its files have a window of their own, or its biases and norms are no other family's
-        changes = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 9}
-        return files, with_config(source, folder / "other", **changes)
+        changes = WITH_WINDOW.get(config["model_type"])  # the other families' files have a window of their own
+        return None if changes is None else (files, with_config(source, folder / "other", **changes))
     change = one_weight if wrong == "one weight" else swapped_caches
     if convention == "DynamicCache" and wrong == "swapped caches":
         return None  # its outputs have no names that could be swapped: they are found by what is in them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,17 +35,17 @@ def test_a_right_file_passes_and_a_wrong_one_fails(
 
 def wrong_is_found(
     wrong: str, convention: str, family: str, made: ForeignExports, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> str | None:
-    """Judge a file that is wrong in one way: it fails, and the report says where and what."""
+) -> tuple[str, bool]:
+    """Judge a file that is wrong in one way: what a table says of it, and whether it fails, is located and named."""
     files = CONVENTIONS[convention](made, family, folder)
     pair = wrong_pair(wrong, convention, files, made.source(family), folder / wrong)
     if pair is None:
-        return None
+        return "-", True
     capsys.readouterr()
     checks = [part for name in ("prefill", "decode", "parameters") for part in ("--check", name)]
     code = compare(pair[0], pair[1], *SHORT, *checks, "--json")
     if code != 1:
-        return f"exit {code}"
+        return f"exit {code}", False
     said = json.loads(capsys.readouterr().out)["explanation"]
     site, cause = WRONG[wrong]
     located = said["located"]
@@ -52,16 +53,18 @@ def wrong_is_found(
     # A graph of one token takes its own wrong caches back within the prompt, so that they are no value of eager's.
     named = named or (convention, wrong) == ("StaticCache", "swapped caches")
     if located is None:
-        return f"not located: {said['note']}"
+        return f"not located: {said['note']}", False
     shown = site in located["site"] or (convention == "genai" and located["node"].startswith("GroupQueryAttention"))
-    return None if shown and named and located["node"] else json.dumps([located, said["sentences"]])
+    place = f"FAIL at layer {located['layer']}, {located['site']}, {located['node']}"
+    return f"{place}; {'named' if named else said['sentences']}", bool(shown and named and located["node"])
 
 
 @pytest.mark.parametrize(("wrong", "convention"), [("theta", "optimum"), ("swapped caches", "genai")])
 def test_a_wrong_file_is_located_by_its_own_names(
     wrong: str, convention: str, foreign: ForeignExports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert wrong_is_found(wrong, convention, "llama", foreign, tmp_path, capsys) is None
+    said, found = wrong_is_found(wrong, convention, "llama", foreign, tmp_path, capsys)
+    assert found, said
 
 
 @pytest.mark.full
@@ -82,8 +85,11 @@ def test_the_whole_table(
         assert "GroupQueryAttention" in said and WRONG["window dropped"][1] in said
         return
     assert compare(files, foreign.source(family), *SHORT, "--no-explain") == 0
-    made = {wrong: wrong_is_found(wrong, convention, family, foreign, tmp_path, capsys) for wrong in WRONG}
-    assert {wrong: said for wrong, said in made.items() if said} == {}
+    cells = {wrong: wrong_is_found(wrong, convention, family, foreign, tmp_path, capsys) for wrong in WRONG}
+    rows = ["", "right | PASS", *(f"{wrong} | {said}" for wrong, (said, _) in cells.items())]
+    with capsys.disabled():
+        sys.stdout.write("\n".join(f"{convention} | {family} | {row}" if row else "" for row in rows) + "\n")
+    assert [wrong for wrong, (_, found) in cells.items() if not found] == []
 
 
 def test_what_no_name_tells_is_asked_for(
