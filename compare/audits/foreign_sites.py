@@ -18,6 +18,7 @@ _PASSING = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul")
 _SUMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")  # output 3 is the sum, output 0 its norm
 _GATES = ("Sigmoid", "Swish", "QuickGelu", "Gelu", "Silu")
+_LOOKUPS = ("Gather", "GatherBlockQuantized")
 _ROPE = ("Add", "RotaryEmbedding")
 _NEAR = 16  # values that may lie between a softmax and its product with the values
 _FUSED = {"GroupQueryAttention": {1: (1, 3), 2: (2, 4)}, "Attention": {1: (1, 4), 2: (2, 5)}}
@@ -149,24 +150,14 @@ class _Flow:
 
 def _stream(flow: _Flow, input_ids: str, count: int) -> list[str] | None:
     """The states of the residual stream."""
-    embedding = next(
-        (
-            node.output[0]
-            for value in flow.passed_on(input_ids)
-            for node in flow.readers.get(value, [])
-            if node.op_type in ("Gather", "GatherBlockQuantized") and node.input[0] in flow.fixed
-        ),
-        None,
-    )
-    if embedding is None:
-        return None
-    states = [embedding]
-    while len(states) < count:
+    readers = (node for value in flow.passed_on(input_ids) for node in flow.readers.get(value, []))
+    states = [str(node.output[0]) for node in readers if node.op_type in _LOOKUPS and node.input[0] in flow.fixed][:1]
+    while states and len(states) < count:
         following = _next_state(flow, states[-1])
         if following is None:
             return None
         states.append(following)
-    return states
+    return states or None
 
 
 def _next_state(flow: _Flow, state: str) -> str | None:
@@ -192,12 +183,8 @@ def _branch(flow: _Flow, before: str, after: str) -> str:
 
 def _products(flow: _Flow, value: str, *ends: str) -> list[onnx.NodeProto]:
     """Products with weights that a value is made of, nearest first."""
-    nodes = [flow.maker[name] for name in flow.upstream(value, *ends) if name in flow.maker]
-    found: list[onnx.NodeProto] = []
-    for node in nodes:
-        if flow.is_product(node) and node not in found:
-            found.append(node)
-    return found
+    nodes = {id(flow.maker[name]): flow.maker[name] for name in flow.upstream(value, *ends) if name in flow.maker}
+    return [node for node in nodes.values() if flow.is_product(node)]
 
 
 def _attention_sites(flow: _Flow, before: str, middle: str, pasts: list[str], presents: list[str]) -> dict[str, str]:

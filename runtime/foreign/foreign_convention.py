@@ -154,11 +154,12 @@ def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | No
     for role in (io_names.LOGITS, *io_names.present_names(layers)):
         if role not in found.outputs:
             raise UsageError(f"{path} has no output {role}, by that or a known name: it gives {_some(outputs)}")
-    cache = _cache_kind(graph, found, ports, path) if pasts else Cache.NONE
+    shape = _cache_shape(found, inputs if pasts else outputs, layers, path, taken=bool(pasts))
+    present = sizes_of(outputs[found.outputs[io_names.present_names(1)[0]]])
     return Convention(
-        cache=cache,
+        cache=_cache_kind(graph, found, ports, shape, present, path) if pasts else Cache.NONE,
         layers=layers,
-        cache_shape=_cache_shape(found, inputs if pasts else outputs, layers, path),
+        cache_shape=shape,
         dtype=_TYPES[outputs[found.outputs[io_names.present_names(1)[0]]].type.tensor_type.elem_type],
         names=found,
         ports=ports,
@@ -190,7 +191,8 @@ def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) -> dict[str, ForeignPort]:
-    for name in found.odd:
+    if found.odd:
+        name = found.odd[0]
         raise UsageError(
             f"{path} has the input {name} {list(sizes_of(inputs[name]))}, which no convention known here has: known "
             f"are {', '.join(roles.INPUTS)} and caches. Say what it is with --map ROLE={name}"
@@ -218,25 +220,16 @@ def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) 
     return ports
 
 
-def _cache_kind(graph: onnx.GraphProto, found: Names, ports: Mapping[str, ForeignPort], path: Path) -> Cache:
+def _cache_kind(
+    graph: onnx.GraphProto, found: Names, ports: Mapping[str, ForeignPort], past: Shape, present: Shape, path: Path
+) -> Cache:
     if _shares(graph, found, path):
         if roles.ATTENTION_MASK not in ports:
             raise UsageError(
                 f"{path} uses {ATTENTION} and has no {roles.ATTENTION_MASK}, which says how far each row is filled"
             )
         return Cache.SHARED
-    past, present = (
-        (
-            sizes_of(next(value for value in values if value.name == name))
-            for values, name in (
-                (graph.input, found.inputs.get(io_names.past_names(1)[0], "")),
-                (graph.output, found.outputs[io_names.present_names(1)[0]]),
-            )
-        )
-        if io_names.past_names(1)[0] in found.inputs
-        else ((), ())
-    )
-    if len(past) != 4 or len(present) != 4 or (past[2] != present[2] and not isinstance(past[2], int)):
+    if len(present) != 4 or (past[2] != present[2] and not isinstance(past[2], int)):
         return Cache.GROWING
     places = [io_names.POSITION_IDS, roles.CACHE_POSITION, roles.CUMULATIVE_LENGTH.format(i=0)]
     if past[2] != present[2] or not any(role in ports for role in places):
@@ -267,9 +260,10 @@ def _shares(graph: onnx.GraphProto, found: Names, path: Path) -> bool:
     return all(shared)
 
 
-def _cache_shape(found: Names, values: Mapping[str, onnx.ValueInfoProto], layers: int, path: Path) -> Shape:
+def _cache_shape(
+    found: Names, values: Mapping[str, onnx.ValueInfoProto], layers: int, path: Path, *, taken: bool
+) -> Shape:
     """The shape that all caches have in common: those that the graph takes, or else those that it makes."""
-    taken = any(role.startswith("past_key_values.") for role in found.inputs)
     wanted, given = (io_names.past_names, found.inputs) if taken else (io_names.present_names, found.outputs)
     missing = next((role for role in wanted(layers) if role not in given), None)
     if missing is not None:

@@ -78,6 +78,14 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 }
 """Roles of the other inputs, and what tools call them beside the role's own name."""
 
+_INPUT_TEMPLATES = [
+    *((role, name) for role, others in INPUTS.items() for name in (role, *others)),
+    *(pair for row in CACHES for pair in zip((PAST_KEY, PAST_VALUE), row.past, strict=True)),
+]
+_OUTPUT_TEMPLATES = [
+    (io_names.LOGITS, io_names.LOGITS),
+    *(pair for row in CACHES if row.present for pair in zip((PRESENT_KEY, PRESENT_VALUE), row.present, strict=True)),
+]
 ROLES = (*INPUTS, PAST_KEY, PAST_VALUE, PRESENT_KEY, PRESENT_VALUE, io_names.LOGITS)
 
 
@@ -128,25 +136,14 @@ def name_roles(model: onnx.ModelProto, mapped: Mapping[str, str], path: Path) ->
         ends = outputs if role.startswith(("present", io_names.LOGITS)) else inputs
         if not any(_match(name, end) is not None for end in ends):
             raise UsageError(f"--map {role}={name}: {path} has no {name}; it has {', '.join(ends)}")
-    given = _by_table(inputs, mapped, _input_templates())
-    made = _by_table(outputs, mapped, _output_templates())
+    given = _by_table(inputs, mapped, _INPUT_TEMPLATES)
+    made = _by_table(outputs, mapped, _OUTPUT_TEMPLATES)
     if not all(role in made for role in io_names.present_names(Names(given, {}, ()).layers)):
         made = {**_by_flow(model, given, set(made.values())), **made}
     if io_names.LOGITS not in made:
         made |= _logits(model, set(made.values()))
     odd = tuple(name for name in inputs if name not in given.values())
     return Names(given, made, odd)
-
-
-def _input_templates() -> list[tuple[str, str]]:
-    found = [(role, name) for role, others in INPUTS.items() for name in (role, *others)]
-    return found + [pair for row in CACHES for pair in zip((PAST_KEY, PAST_VALUE), row.past, strict=True)]
-
-
-def _output_templates() -> list[tuple[str, str]]:
-    rows = [row.present for row in CACHES if row.present is not None]
-    found = [(io_names.LOGITS, io_names.LOGITS)]
-    return found + [pair for present in rows for pair in zip((PRESENT_KEY, PRESENT_VALUE), present, strict=True)]
 
 
 def _by_table(names: Iterable[str], mapped: Mapping[str, str], templates: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -183,7 +180,6 @@ def _by_flow(model: onnx.ModelProto, given: Mapping[str, str], taken: set[str]) 
 
 def _logits(model: onnx.ModelProto, taken: set[str]) -> dict[str, str]:
     """The one output of three dimensions that is no cache, whatever it is called."""
-    left = [value.name for value in model.graph.output if value.name not in taken]
-    sizes = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.output}
-    alone = [name for name in left if sizes[name] == 3]
+    left = [value for value in model.graph.output if value.name not in taken]
+    alone = [value.name for value in left if len(value.type.tensor_type.shape.dim) == 3]
     return {io_names.LOGITS: alone[0]} if len(alone) == 1 else {}
