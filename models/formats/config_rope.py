@@ -7,7 +7,7 @@ Where transformers would let one of two disagreeing keys win, both are named and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from blockexport.models.config.config_fields import RawFields, shown
 from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
@@ -15,17 +15,11 @@ from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
-class Rope(NamedTuple):
-    """Base of the frequencies (None: not stated here) and how they are stretched (None: not at all)."""
-
-    theta: float | None
-    scaling: RopeScaling | None
-
-
 def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> tuple[float, RopeScaling | None]:
     """`rope_theta` and the scaling. Raises UsageError for an unknown RoPE type or keys that disagree."""
     outer_original = fields.optional_integer("original_max_position_embeddings")
-    found: list[tuple[str, Rope]] = []
+    thetas: list[tuple[str, float]] = []
+    scalings: list[RopeScaling | None] = []
     for key in ("rope_parameters", "rope_scaling"):
         value = fields.get(key)
         if value is None or value == {}:
@@ -33,21 +27,22 @@ def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> 
         if not isinstance(value, Mapping):
             raise fields.error(f"{key} is {shown(value)}; it must be an object or null")
         _refuse_per_layer_type(fields, key, value)
-        found.append((key, _parse(fields, key, value, outer_original, max_position)))
-    if len(found) == 2 and found[0][1].scaling != found[1][1].scaling:
+        theta, scaling = _parse(fields, key, value, outer_original, max_position)
+        scalings.append(scaling)
+        if theta is not None:
+            thetas.append((f"{key}.rope_theta", theta))
+    if len(set(scalings)) > 1:
         raise fields.error(
             f"rope_parameters {shown(fields.get('rope_parameters'))} and rope_scaling "
             f"{shown(fields.get('rope_scaling'))} disagree; keep the one that is right"
         )
     fields.used.add("rope_theta")
-    thetas = [(f"{key}.rope_theta", rope.theta) for key, rope in found if rope.theta is not None]
     if fields.has("rope_theta"):
         thetas.append(("rope_theta", fields.number("rope_theta")))
     for name, theta in thetas[1:]:
         if theta != thetas[0][1]:
             raise fields.error(f"{thetas[0][0]} is {thetas[0][1]} and {name} is {theta}; keep the one that is right")
-    scaling = found[0][1].scaling if found else None
-    return (thetas[0][1] if thetas and thetas[0][1] is not None else default_theta), scaling
+    return (thetas[0][1] if thetas else default_theta), (scalings[0] if scalings else None)
 
 
 def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]) -> None:
@@ -62,7 +57,10 @@ def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]
         )
 
 
-def _parse(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int) -> Rope:
+def _parse(
+    fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int
+) -> tuple[float | None, RopeScaling | None]:
+    """The base of the frequencies (None: not stated here) and how they are stretched (None: not at all)."""
     inner = RawFields({f"{key}.{name}": item for name, item in value.items()}, fields.where)
     rope_type = _rope_type(inner, key)
     theta = inner.number(f"{key}.rope_theta") if inner.has(f"{key}.rope_theta") else None
@@ -79,7 +77,7 @@ def _parse(fields: RawFields, key: str, value: Mapping[str, Any], outer: int | N
             f"{', '.join(unused)} means nothing to RoPE of type {rope_type!r}"
             f"{'' if stated else ', which an object without a rope_type has'}; remove it, or correct the type"
         )
-    return Rope(theta, scaling)
+    return theta, scaling
 
 
 def _rope_type(inner: RawFields, key: str) -> str:

@@ -61,7 +61,7 @@ def test_prints_the_figures_of_llama_3_8b(line: str, capsys: pytest.CaptureFixtu
 
 
 def test_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("llama-3-8b", "mistral-7b", "qwen3-0.6b"):
+    for name in ("llama-3-8b", "mistral-7b", "qwen3-0.6b", "smollm3-3b"):
         main(["inspect", name])
         assert max(len(line.rstrip()) for line in capsys.readouterr().out.splitlines()) <= 80
 
@@ -104,6 +104,12 @@ def test_layers_with_and_without_a_window_are_told_apart(tmp_path: Path, capsys:
     assert "attention, each of 2 layers 98 kFLOP 98,304" in lines
     assert "attention, each of 3 layers 6.1 kFLOP 6,144" in lines
     assert "biases on q, k, v · a window of 32 tokens in 3 of 5 layers" in " ".join(lines)
+
+
+def test_layers_without_rope_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "smollm3-3b")
+    assert "in all 3.08 B 3,075,098,624" in lines
+    assert "RoPE (theta 5,000,000) in 27 of 36 layers" in " ".join(lines)
 
 
 def test_a_folder_and_a_gguf_of_one_model_give_one_description(
