@@ -102,9 +102,13 @@ SITE_FACTOR = Tolerance(
     6.0,
     "value inside the graph",
     "its error over eager's in the same layer on the same input",
-    "Locate: an intermediate value leaves the floor when its relative error is more than this many times eager's in "
-    "the same layer on the same input. A value at one step holds a few dozen numbers, whose noise is a matter of luck "
-    "up to 3; the mildest defect of the catalogue (a wrong epsilon) moved its norm by 70 times the floor in fp32.",
+    "Locate: an intermediate value leaves the floor when its relative error is more than this many times the largest "
+    "of eager's runs in the same layer on the same input. A value at one step holds a few dozen numbers, and one run "
+    "is a matter of luck: a sound file lay 7.1 times as far with MKL's COMPATIBLE kernels. Of four runs, three of "
+    "which round anew, seven sound files lay up to 2.6 with those, with ATen's plain and with the usual kernels. Of "
+    "72 sound models, softmax up to 100 times as sharp, 2 and 12 layers, fp32, fp16 and bf16, the attention of three "
+    "went over 6 in one of six calls, up to 8.8; by a second look, of more runs, no value of any was over 5.4. The "
+    "mildest defect of the catalogue (a wrong epsilon) moved its norm by 70 times the floor in fp32.",
 )
 REPLAYED = Tolerance(
     0.01,

@@ -23,6 +23,7 @@ from blockexport.compare.core.nudge import RUNS, LargeNudge, Nudge
 from blockexport.compare.core.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
 from blockexport.compare.explain.defects import DROPOUT, DROPOUT_CAUSE, catalogue
 from blockexport.compare.explain.diagnosis import Diagnosis, TriedDefect
+from blockexport.compare.explain.graph_values import DOUBT
 from blockexport.compare.explain.screen import Specimen, plausible, screen, share_of
 
 NEAR = 0.1  # of the artifact's error: a defect that leaves more is no hint
@@ -159,11 +160,11 @@ class _Trial:
         return [self._held(case, output, wide) for (case, wide), output in zip(kept, outputs, strict=True)]
 
     def _held(self, case: Case, output: torch.Tensor, wide: torch.Tensor) -> TriedDefect:
-        """The artifact against a candidate: against the noise of its one run, or of more where that is too little."""
+        """The artifact against a candidate: against the noise of its one run, or of more where that leaves a doubt."""
         floor, effect = self._floor([output], wide), _rms(wide, self.evidence.exact_PV)
         rms = _rms(self.evidence.outputs_PV, wide)
         tried = TriedDefect(case.defect.name, case.defect.cause, case.scope, rms, floor, effect)
-        if _named(tried):
+        if _named(tried) or not (case.defect.coarse or rms <= DOUBT * NAMED_FACTOR.value * floor):
             return tried
         kind = LargeNudge if case.defect.coarse else Nudge
         more = self._run(self.evidence.dtype, [replace(case, nudge=kind(seed)) for seed in range(RUNS)])

@@ -30,7 +30,7 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 LEAVING = ("mlp_residual", "cache_key", "cache_value")
 """The sites of what a layer leaves after."""
 
-DOUBT = 10.0  # times the limit: a value further from eager's needs no second look
+DOUBT = 10.0  # times a limit: what is further outside needs no second look
 
 Values = dict[str, torch.Tensor]
 """Eager's, by site."""

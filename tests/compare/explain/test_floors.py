@@ -89,7 +89,7 @@ def test_slots_are_held_against_several_runs(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_defect_is_held_against_several_runs_where_one_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     gelu = Case(next(defect for defect in catalogue(EVERYTHING) if defect.name == "gelu"))
-    evidence = said(gelu, SLIGHT)
+    evidence = said(gelu, 10 * said(Case(), 0.0).floor.rms)
     assert diagnose(evidence).findings == ()
     round_coarsely(monkeypatch)
     assert diagnose(evidence).findings[0].name == "gelu"
