@@ -51,7 +51,7 @@ class _Point(NamedTuple):
     @property
     def outside(self) -> bool:
         """Whether the error is too large; where eager itself overflows nothing finite can be said to be."""
-        return not math.isfinite(self.error) or (math.isfinite(self.floor) and self.error > FACTOR * self.floor)
+        return not math.isfinite(self.error) or self.error > FACTOR * self.floor
 
     @property
     def title(self) -> str:
