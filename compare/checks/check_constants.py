@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,10 @@ class ConstantFigures(Figures):
 def constants(context: CheckContext) -> Outcome:
     """They are the config's in every layer, and each place reads the weight that has its name."""
     assert context.graph is not None
-    audit = audit_constants(context.graph(), context.decoder.interface)
+    wanted = replace(
+        context.decoder.interface, config=context.config
+    )  # the checkpoint's, and not what the artifact says
+    audit = audit_constants(context.graph(), wanted)
     figures = ConstantFigures(audit.problems, audit.unseen, audit.counts)
     complaints = audit.problems + audit.unseen if audit.problems else []
     told = ", ".join(f"{count} {kind}" for kind, count in audit.counts.items())

@@ -44,7 +44,7 @@ class Evidence:
         calls: the positions given in each call.
         positions: those whose outputs are here.
         outputs_PV: logits (hidden states of a headless one) in the artifact's type.
-        interface: of the artifact.
+        interface: of the artifact, and the checkpoint's config.
         repeated_PV: the outputs of a second, equal run; None when there was none.
         progress: told of the layers of eager's runs.
         ground: at these positions and more; made of eager's runs in these calls where there is none yet.
@@ -171,7 +171,7 @@ def gather(
         calls=calls,
         positions=kept,
         outputs_PV=first,
-        interface=decoder.interface,
+        interface=replace(decoder.interface, config=checkpoint.config),
         repeated_PV=again,
         progress=progress,
     )
