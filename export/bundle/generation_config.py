@@ -94,14 +94,31 @@ _UNAPPLIED: Mapping[str, tuple[_Rule, tuple[Any, ...]]] = {
 }
 # Keys that leave a greedy or sampled answer as it is: lengths, which --max-new-tokens and the cache set; beam search,
 # which num_beams turns on; how transformers runs a model and what else it returns.
-_HARMLESS = """max_length
-max_new_tokens max_time early_stopping length_penalty num_return_sequences remove_invalid_values
-use_cache cache_implementation cache_config max_cache_len return_legacy_cache output_attentions
-output_hidden_states output_scores output_logits return_dict_in_generate decoder_start_token_id is_assistant
-num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold prompt_lookup_num_tokens
-max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind assistant_ensemble_weight
-speculation_type use_mtp compile_config disable_compile continuous_batching_config low_memory prefill_chunk_size
-generation_kwargs _from_model_config transformers_version trust_remote_code chat_format max_window_size"""
+_HARMLESS: Mapping[str, _Rule] = {
+    name: rule
+    for rule, names in (
+        (
+            _NUMBER,
+            """max_length max_new_tokens max_time length_penalty num_return_sequences max_cache_len num_assistant_tokens
+            assistant_confidence_threshold prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit
+            assistant_lookbehind target_lookbehind prefill_chunk_size max_window_size""",
+        ),
+        (
+            _FLAG,
+            """use_cache remove_invalid_values return_legacy_cache return_dict_in_generate output_attentions
+            output_hidden_states output_scores output_logits is_assistant disable_compile low_memory trust_remote_code
+            _from_model_config""",
+        ),
+        (_TEXTS, "cache_implementation num_assistant_tokens_schedule transformers_version chat_format"),
+        (_ID_OR_IDS, "decoder_start_token_id"),
+        (
+            _ANYTHING,
+            """early_stopping cache_config compile_config continuous_batching_config generation_kwargs
+            speculation_type use_mtp assistant_ensemble_weight""",
+        ),
+    )
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True)
@@ -129,7 +146,7 @@ def read_generation_config(path: Path) -> GenerationConfig:
         UsageError: it cannot be read, or a value is of another type or out of its range.
     """
     data = read_json_object(path, "fetch the file again")
-    rules = {**_APPLIED, **{name: rule for name, (rule, _) in _UNAPPLIED.items()}}
+    rules = {**_APPLIED, **_HARMLESS, **{name: rule for name, (rule, _) in _UNAPPLIED.items()}}
     for name, (words, fits) in rules.items():
         if data.get(name) is not None and not fits(data[name]):
             raise UsageError(f"{path}: {name} is {shown(data[name])}, and must be {words}: correct or remove it")
@@ -152,6 +169,6 @@ def token_ids(value: Any) -> tuple[int, ...] | None:
 
 
 def _changes_the_answer(name: str, value: Any) -> bool:
-    if value is None or name in _APPLIED or name in _HARMLESS.split():
+    if value is None or name in _APPLIED or name in _HARMLESS:
         return False
     return name not in _UNAPPLIED or value not in _UNAPPLIED[name][1]

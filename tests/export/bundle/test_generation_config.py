@@ -49,6 +49,13 @@ def _read(folder: Path, **values: Any) -> GenerationConfig:
         ("suppress_tokens", "x"),
         ("num_beams", 0),
         ("stop_strings", 5),
+        ("max_length", "x"),
+        ("max_new_tokens", [64]),
+        ("use_cache", "yes"),
+        ("output_scores", 0),
+        ("cache_implementation", 7),
+        ("decoder_start_token_id", "<s>"),
+        ("top_p", 10**99),
     ],
 )
 def test_a_value_of_another_type_or_range_is_refused_by_name(key: str, value: Any, tmp_path: Path) -> None:
@@ -74,5 +81,5 @@ def test_what_changes_the_answer_and_is_not_applied_is_named_unknown_keys_includ
 def test_every_key_of_transformers_is_known(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     keys = transformers.GenerationConfig().to_dict().keys()
-    known = {*generation_config._APPLIED, *generation_config._UNAPPLIED, *generation_config._HARMLESS.split()}
+    known = {*generation_config._APPLIED, *generation_config._UNAPPLIED, *generation_config._HARMLESS}
     assert sorted(keys - known) == []
