@@ -18,7 +18,7 @@ from blockexport.runtime.text.sampling import SamplingOptions
 from tests.exported import export, random_model
 from tests.support import shared_path
 
-PROMPTS = ("Once upon a time", "Lily and  Tom\n went", "")
+PROMPTS = ("Once upon a time", "Lily and  Tom\n went", "", " The dog", "a</s>b", "é 模 🙂")
 
 ROWS = [[3, 1, 4, 1, 5, 9], [8, 7, 1], [50]]
 

@@ -18,6 +18,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.exported import EVERYTHING, export, random_model
+from tests.support import shared_path
 
 PAGE = 4096
 
@@ -80,8 +81,11 @@ def test_generate_reads_all_on_request(tmp_path: Path, capsys: pytest.CaptureFix
     open_decoder(tmp_path / "bundle")
     with pytest.raises(UsageError, match="it is another file"):
         open_decoder(tmp_path / "bundle", verify="whole")
-    assert main(["generate", str(tmp_path / "bundle"), "x", "--verify-weights"]) == 2  # and it has no tokenizer
-    assert "tokenizer" in capsys.readouterr().err
+    shutil.copyfile(shared_path("models/stories260K/tokenizer.json"), tmp_path / "bundle/tokenizer.json")
+    command = ["generate", str(tmp_path / "bundle"), "x", "-n", "1"]
+    assert main(command) == 0
+    assert main([*command, "--verify-weights"]) == 2
+    assert "it is another file" in capsys.readouterr().err
 
 
 def spoil(path: Path, at: int) -> None:

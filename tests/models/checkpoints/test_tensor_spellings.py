@@ -114,9 +114,15 @@ def sharded(*files: str, index: Callable[[dict[str, str]], object] | None = None
     return write
 
 
-def index_of_one(weights: Weights, folder: Path) -> None:
-    save(weights, folder)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, "model.safetensors")}))
+def index_of_one(file: str = "model.safetensors", model: str = "model.", **more: object) -> Write:
+    """An index whose every entry is one file, whose names have `model` in place of `model.`, and `more` beside it."""
+
+    def write(weights: Weights, folder: Path) -> None:
+        renamed(lambda name: re.sub("^model[.]", model, name), file)(weights, folder)
+        weight_map = {re.sub("^model[.]", model, name): file for name in weights}
+        (folder / INDEX).write_text(json.dumps({"weight_map": weight_map, **more}))
+
+    return write
 
 
 def both(weights: Weights, folder: Path) -> None:
@@ -246,7 +252,13 @@ READ: dict[str, Read] = {
         renamed(lambda name: "embed_tokens.weight" if name == EMBEDDING else name), RENAMED
     ),
     "with the rotation frequencies": Read(added(model__layers__1__self_attn__rotary_emb__inv_freq=ones(8))),
-    "an index of one file": Read(index_of_one),
+    "an index of one file": Read(index_of_one(metadata={})),
+    "an index of one file, and nothing else in it": Read(index_of_one()),
+    "an index of one file, of a wrong size": Read(index_of_one(metadata={"total_size": 7})),
+    "an index of one file, tied": Read(index_of_one(), tied=True),
+    "an index of one file, named like a shard": Read(index_of_one("model-00001-of-00001.safetensors")),
+    "an index of one file, of another name": Read(index_of_one("weights.safetensors")),
+    "an index of one file, saved by AutoModel": Read(index_of_one(model=""), RENAMED),
     "two shards and their index": Read(sharded(*SHARDS, index=as_it_is)),
     "two shards of which one is named like a whole model": Read(
         sharded("model.safetensors", "more.safetensors", index=as_it_is)
