@@ -48,11 +48,15 @@ def rope_missing(bench: Bench) -> None:
         bench.change(node, "Identity", [node.inputs[0]])
 
 
+def _turned(bench: Bench, heads: ir.Value) -> ir.Value:
+    return bench.narrowed(bench.add("RotaryEmbedding", bench.widened(heads), "cos", "sin", "position_ids"))
+
+
 def rope_everywhere(bench: Bench) -> None:
     for layer in bench.config.layers_without_rope:
         for heads in ("transpose", "transpose_1"):
             plain = bench.value(f"model.layers.{layer}.self_attn.{heads}")
-            bench.put(plain, bench.add("RotaryEmbedding", plain, "cos", "sin", "position_ids"))
+            bench.put(plain, _turned(bench, plain))
 
 
 def rope_backwards(bench: Bench) -> None:
@@ -63,8 +67,7 @@ def rope_backwards(bench: Bench) -> None:
 
 def rope_on_v(bench: Bench) -> None:
     for node in bench.named("self_attn.transpose_2"):
-        turned = bench.add("RotaryEmbedding", bench.widened(node.outputs[0]), "cos", "sin", "position_ids")
-        bench.put(node.outputs[0], bench.narrowed(turned))
+        bench.put(node.outputs[0], _turned(bench, node.outputs[0]))
 
 
 def decode_position(by: int) -> Spoil:

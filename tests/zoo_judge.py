@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -63,7 +64,7 @@ def compare(
     assert json.loads(printed.getvalue()) == report
     assert report["tokens"]["prefill"] == PREFILL
     for name in ("report.md", "report.html"):
-        assert report["summary"] in (target / name).read_text()
+        assert report["summary"] in html.unescape((target / name).read_text())
     return code, report
 
 

@@ -28,7 +28,7 @@ HALF: Mapping[str, Lost] = {
         ("located", "named"), "outputs err by no more than eager's (1.1 times); `constants` reads it off the graph"
     ),
 }
-"""In float16 and bfloat16, with the softmax as it comes and ten times as sharp. In float32 nothing is lost in either."""
+"""In float16 and bfloat16, with the softmax as it comes and ten times as sharp. In float32 nothing is lost."""
 
 TWINS = ("gelu", "gelu_tanh")
 """In half precision both are named as causes, in either order: they differ by less than its rounding."""
