@@ -14,7 +14,6 @@ from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
-    from blockexport.compare.report.report import Report
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.models.checkpoints.checkpoint import Checkpoint
     from blockexport.models.progress import Progress
@@ -71,14 +70,17 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
             names = compile_package(checkpoint, manifest.interface, manifest.rope_table_rows, folder)
             progress("compiling", 1, 1)
             judged = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
-        report = None if judged is None else judged.report
         if judged is not None:
             show_verdict(judged.report, quiet=quiet)
-        if judged is not None and judged.report.exit_code is ExitCode.BAD:
-            return _refuse(without_explanation(judged) if no_explain else judged, quiet=quiet)
+            if judged.report.exit_code is ExitCode.BAD:
+                explained(without_explanation(judged) if no_explain else judged, quiet=quiet)
+                console.say("the package is bad and was not added")
+                return ExitCode.BAD
         sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
         add_files(bundle, {name: folder / name for name in names}, sources)
-    return _tell(bundle, report, quiet=quiet)
+    use = f"blockexport cpp {shlex.quote(str(bundle))} -o chat --backend aoti"
+    console.say(f"the package was added to {bundle}: {use}", quiet=quiet)
+    return ExitCode.GOOD if judged is None else judged.report.exit_code
 
 
 def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Judgement:
@@ -89,17 +91,3 @@ def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoin
 
     decoder = AotiDecoder(Opening(AOTI.name, bundle, manifest), folder)
     return run_checks(decoder, checkpoint, bundle_options(bundle, AOTI.name, package_folder=folder), progress)
-
-
-def _refuse(judgement: Judgement, *, quiet: bool) -> ExitCode:
-    explained(judgement, quiet=quiet)
-    console.say("the package is bad and was not added")
-    return ExitCode.BAD
-
-
-def _tell(bundle: Path, report: Report | None, *, quiet: bool) -> ExitCode:
-    console.say(
-        f"the package was added to {bundle}: blockexport cpp {shlex.quote(str(bundle))} -o chat --backend aoti",
-        quiet=quiet,
-    )
-    return ExitCode.GOOD if report is None else report.exit_code

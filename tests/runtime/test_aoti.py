@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -158,6 +159,27 @@ def test_a_package_that_no_manifest_lists_is_not_loaded(
     (bundle / MANIFEST).write_text(json.dumps(data))
     assert main(["generate", str(bundle), "once", "--backend", "aoti"]) == 2
     assert f"{AOTI_FILE} is not in the manifest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:1000] + bytes([content[1000] ^ 1]) + content[1001:],
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: content[:-100],
+        lambda content: b"#!/bin/sh\n",
+    ],
+    ids=["a bit", "the last byte", "cut", "a stranger's"],
+)
+def test_a_package_that_is_not_the_manifests_is_not_loaded(
+    change: Callable[[bytes], bytes], bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is native code: nothing of it runs before its hash is right."""
+    path = bundle / AOTI_FILE
+    path.write_bytes(change(path.read_bytes()))
+    monkeypatch.setattr("torch._inductor.aoti_load_package", lambda *_, **__: pytest.fail("it was loaded"))
+    assert main(["generate", str(bundle), "once", "--backend", "aoti"]) == 2
+    assert f"{AOTI_FILE} has" in capsys.readouterr().err and path.exists()
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "/bin/false", "/dev/null"])
