@@ -1,7 +1,7 @@
-"""Pages made from the code while the documentation is built: the commands with their options, and the API.
+"""Pages made from the code: commands, families, backends, a drawing of the house (committed), and the API.
 
-MkDocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). Nothing generated is committed, so nothing can be out
-of date.
+`python docs/generated_pages.py` writes the committed ones; a test fails when they are out of date. The API pages are
+made while the site is built: MkDocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from blockexport.cli.main import app
+from blockexport.models.families.every_family import FAMILIES
+from blockexport.models.precision import Precision
+from blockexport.runtime.backends import BACKENDS, Backend
 from blockexport.runtime.foreign.names import CACHES, INPUTS, ROLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -92,6 +95,57 @@ def foreign_names_page() -> str:
     )
 
 
+def families_page() -> str:
+    """Every family: what its record says."""
+    rows = [
+        f"| `{family.model_type}` | `{family.class_name}` | {f'`{family.gguf.architecture}`' if family.gguf else 'none'} "
+        f"| {', '.join(f'`{name}`' for name in family.presets) or 'none'} |"
+        for family in FAMILIES.values()
+    ]
+    return "\n".join(
+        [
+            "# Families\n",
+            "A config of another `model_type` is refused by name. A preset stands for the model's dimensions, with random "
+            "weights.\n",
+            "| `model_type` | transformers' class | GGUF architecture | presets |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def backends_page() -> str:
+    """Every backend: what its record says."""
+    parts = [
+        "# Backends\n\nWhat `--backend` takes. The first that judges a bundle's precision is used where none is named; "
+        "of one that is not listed nothing is known, so it is refused.\n"
+    ]
+    for backend in BACKENDS:
+        parts.append(f"## {backend.name}\n")
+        parts += [f"- {line}" for line in _backend_facts(backend)]
+        parts += ["\n| precision | rounds as the target does | can judge | what a run proves |", "|---|---|---|---|"]
+        for precision in Precision:
+            said = backend.arithmetic[precision]
+            answers = ["yes" if answer else "no" for answer in (said.is_target, said.can_judge)]
+            parts.append(f"| {precision} | {' | '.join(answers)} | {_cell(said.note)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _backend_facts(backend: Backend) -> Iterator[str]:
+    if backend.file or backend.graph:
+        yield f"runs `{backend.file}`" if backend.file else f"runs an engine built from `{backend.graph}`"
+    yield f"devices: {', '.join(backend.devices)}"
+    if backend.library:
+        yield f"install: `pip install {' | '.join([backend.library.distribution, *backend.library.alternatives])}`"
+    if backend.judges:
+        yield f"judges by default: {', '.join(backend.judges)}"
+    yield f"can be located into: {'yes' if backend.graph else 'no, it runs no ONNX graph'}"
+    if backend.cmake_option:
+        yield f"in C++: `-D{backend.cmake_option}=ON`"
+
+
 def modules(folder: str) -> Iterator[tuple[str, list[str]]]:
     """Each room of a folder (the folder itself first) with its modules, as dotted names."""
     rooms: dict[str, list[str]] = {}
@@ -156,10 +210,24 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def committed() -> dict[str, str]:
+    """The generated files that are committed, by their place below docs/."""
+    return {
+        "reference/commands.md": commands_page(),
+        "reference/families.md": families_page(),
+        "reference/backends.md": backends_page(),
+        "reference/foreign-names.md": foreign_names_page(),
+        "images/house.svg": house() + "\n",
+    }
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages (called by MkDocs)."""
-    made = {"reference/commands.md": commands_page(), "reference/foreign-names.md": foreign_names_page()}
-    made |= {"images/house.svg": house(), **api_pages()}
-    for uri, text in made.items():
+    """Add the API pages (called by MkDocs)."""
+    for uri, text in api_pages().items():
         files.append(File.generated(config, uri, content=text))
     return files
+
+
+if __name__ == "__main__":
+    for place, content in committed().items():
+        (REPOSITORY / "docs" / place).write_text(content, encoding="utf-8")
