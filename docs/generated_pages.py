@@ -98,15 +98,16 @@ def foreign_names_page() -> str:
 def families_page() -> str:
     """Every family: what its record says."""
     rows = [
-        f"| `{family.model_type}` | `{family.class_name}` | {f'`{family.gguf.architecture}`' if family.gguf else 'none'} "
+        f"| `{family.model_type}` | `{family.class_name}` "
+        f"| {f'`{family.gguf.architecture}`' if family.gguf else 'none of its own'} "
         f"| {', '.join(f'`{name}`' for name in family.presets) or 'none'} |"
         for family in FAMILIES.values()
     ]
     return "\n".join(
         [
             "# Families\n",
-            "A config of another `model_type` is refused by name. A preset stands for the model's dimensions, with random "
-            "weights.\n",
+            "A config of another `model_type` is refused by name. A preset has the dimensions of a known model, and "
+            "random weights.\n",
             "| `model_type` | transformers' class | GGUF architecture | presets |",
             "|---|---|---|---|",
             *rows,
