@@ -52,7 +52,7 @@ def decode_step(venv: Path, bundle: Path) -> tuple[float, float]:
 
 def measurements(checkpoint: Path) -> dict[str, tuple[int, Measurement]]:
     """What is measured: how many times each round, and how, given an environment and a folder of its own."""
-    export = ["onnx", checkpoint, "--max-sequence-length", "512", "--no-compare", "--force"]
+    export: list[str | Path] = ["onnx", checkpoint, "--max-sequence-length", "512", "--no-compare", "--force"]
     return {
         "import blockexport": (5, lambda venv, _: timed([venv / "bin/python", "-c", "import blockexport"])),
         "blockexport --help": (5, lambda venv, _: timed([venv / "bin/blockexport", "--help"])),
