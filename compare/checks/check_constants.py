@@ -35,9 +35,7 @@ class ConstantFigures(Figures):
 def constants(context: CheckContext) -> Outcome:
     """They are the config's in every layer, and each place reads the weight that has its name."""
     assert context.graph is not None
-    wanted = replace(
-        context.decoder.interface, config=context.config
-    )  # the checkpoint's, and not what the artifact says
+    wanted = replace(context.decoder.interface, config=context.config)  # the checkpoint's own, not the artifact's
     audit = audit_constants(context.graph(), wanted)
     figures = ConstantFigures(audit.problems, audit.unseen, audit.counts)
     complaints = audit.problems + audit.unseen if audit.problems else []
