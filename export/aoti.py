@@ -18,11 +18,10 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.export import Dim
 
 from blockexport.export.bundle.aoti_machine import AOTI_INFO, machine_info
 from blockexport.export.bundle.manifest import AOTI_FILE
-from blockexport.export.graph.trace import example_inputs
+from blockexport.export.graph.trace import trace_whole
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.output.patient_file import patient_file
 from blockexport.export.preflight import weight_bytes
@@ -70,7 +69,9 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
 
     require_compiler()
     scratch = _require_room(folder, weight_bytes(checkpoint, interface))
-    program = _program(checkpoint, interface, table_rows)
+    model = load_model(checkpoint, interface.dtype, table_rows, ends=interface.ends)
+    with torch.no_grad():
+        program = trace_whole(_InPlace(model), interface)
     try:
         with patient_file(folder / AOTI_FILE) as file:
             aoti_compile_and_package(program, package_path=file)
@@ -129,18 +130,3 @@ def _is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _program(checkpoint: Checkpoint, interface: Interface, table_rows: int) -> torch.export.ExportedProgram:
-    model = load_model(
-        checkpoint,
-        interface.dtype,
-        table_rows,
-        ends=interface.ends,
-    )
-    example = example_inputs(interface)
-    batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
-    sized = {0: batch, 1: length}
-    sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])
-    with torch.no_grad():
-        return torch.export.export(_InPlace(model.eval()), example, dynamic_shapes=sizes, strict=False)

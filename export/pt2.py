@@ -10,10 +10,9 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch.export import Dim
 
 from blockexport.export.bundle.manifest import PT2_FILE
-from blockexport.export.graph.trace import example_inputs
+from blockexport.export.graph.trace import trace_whole
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.output.patient_file import patient_file
 from blockexport.export.preflight import weight_bytes
@@ -24,17 +23,8 @@ from blockexport.models.interface import Interface
 
 def export_program(checkpoint: Checkpoint, interface: Interface) -> torch.export.ExportedProgram:
     """The decoder as an exported program: `(inputs, position_ids, past_key_values) -> (outputs, present)`."""
-    model = load_model(
-        checkpoint,
-        interface.dtype,
-        interface.max_sequence_length,
-        ends=interface.ends,
-    )
-    example = example_inputs(interface)
-    batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
-    sized = {0: batch, 1: length}
-    sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])
-    program = torch.export.export(model, example, dynamic_shapes=sizes, strict=False)
+    model = load_model(checkpoint, interface.dtype, interface.max_sequence_length, ends=interface.ends)
+    program = trace_whole(model, interface)
     # Opens the two operators of our own into aten, so that the file loads without this package.
     opened: torch.export.ExportedProgram = program.run_decompositions()
     # The guards say for which sizes the tracer decided between a view and a copy, and shut out one token of one row,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from blockexport.models.block.cache import empty_cache
@@ -108,6 +108,15 @@ def example_inputs(interface: Interface, sizes: Sizes = SMALL) -> tuple[torch.Te
     embeds = torch.zeros(batch, length, config.hidden_size, dtype=interface.dtype)
     inputs = embeds if interface.ends.headless else torch.zeros_like(positions)
     return inputs, positions, empty_cache(config, batch, slots, interface.dtype)
+
+
+def trace_whole(module: nn.Module, interface: Interface) -> ExportedProgram:
+    """A decoder, or what calls one as it is called, in one piece; B, S and M stay symbolic."""
+    example = example_inputs(interface)
+    batch, length, slots = Dim("batch_size"), Dim("sequence_length"), Dim("max_sequence_length", min=2)
+    sized = {0: batch, 1: length}
+    sizes = (sized, sized, [{0: batch, 2: slots} for _ in example[2]])
+    return torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
 
 
 def trace_parts(interface: Interface) -> Parts:
