@@ -130,13 +130,18 @@ class Check:
 
     def run(self, context: CheckContext) -> CheckResult:
         """Run it where it applies. An artifact that cannot be run is a bad one, and so is one whose outputs are NaN or
-        infinite in any call, whatever the check is about."""
-        context.decoder.listen()
+        infinite in any call, whatever the check is about; where eager gave the same, nothing can be said."""
+        context.listen()
         try:
             outcome = self.function(context)
         except ArtifactError as error:
             return CheckResult(self, Verdict.FAIL, str(error))
         lost = context.decoder.lost
         if lost and not outcome.complaints:
-            outcome = replace(outcome, complaints=[f"NaN or infinity in the outputs of a call at position {lost[0]}"])
+            said = "NaN or infinity in the outputs of a call at position"
+            own = [position for position in lost if position not in context.eager_lost]
+            if own:
+                outcome = replace(outcome, complaints=[f"{said} {own[0]}"])
+            else:
+                outcome = replace(outcome, doubts=[*outcome.doubts, f"{said} {lost[0]}, of eager PyTorch's too"])
         return outcome.result(self)

@@ -73,7 +73,7 @@ class CheckContext:
     ) -> None:
         self.decoder = Watched(decoder)
         self._make_eager = eager
-        self._eager: Decoder | None = None
+        self._eager: Watched | None = None
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.plan = plan
@@ -96,11 +96,22 @@ class CheckContext:
         return not self.decoder.headless
 
     @property
-    def eager(self) -> Decoder:
+    def eager(self) -> Watched:
         """Eager PyTorch in the artifact's precision."""
         if self._eager is None:
-            self._eager = self._make_eager()
+            self._eager = Watched(self._make_eager())
         return self._eager
+
+    def listen(self) -> None:
+        """Forget which outputs of the artifact and of eager were not finite."""
+        self.decoder.listen()
+        if self._eager is not None:
+            self._eager.listen()
+
+    @property
+    def eager_lost(self) -> list[int]:
+        """Where eager's were not, since `listen`; see `Watched.lost`."""
+        return [] if self._eager is None else self._eager.lost
 
     def drop_eager(self) -> None:
         """Free eager's weights; they are loaded again when they are asked for."""
@@ -158,7 +169,7 @@ class CheckContext:
     @cached_property
     def eager_errors(self) -> Errors:
         """Eager's own errors along the same calls, at `reference_positions`: one half of the noise floor."""
-        return self.walk(self.eager, self._plan_calls, self.reference_positions, "eager").errors
+        return self.walk(self.eager.decoder, self._plan_calls, self.reference_positions, "eager").errors
 
     def runs(self, positions: Sequence[int], row: int | None = None) -> Iterator[list[Errors]]:
         """Eager's own errors on a whole sequence without a cache, in the artifact's precision, in several runs.

@@ -44,8 +44,9 @@ def judge_stretch(
 
 
 def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: FloorVerdict) -> list[str]:
-    if found.not_finite:
-        return [f"NaN or infinity, first at position {found.not_finite[0]}"]
+    lost = artifact.positions_P[~artifact.finite_P & floor.finite_P].tolist()
+    if lost:
+        return [f"NaN or infinity, first at position {lost[0]}"]
     if not bool(artifact.reference_rms_P.isfinite().all()):
         return []  # there is nothing to hold it against
     if not floor.finite:

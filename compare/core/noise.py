@@ -31,14 +31,19 @@ class Floor:
         rms_P: at each position, float64 [P].
         max_P: the largest difference at each.
         bearing: how many positions bear the error: their number where all have the same, 1 where one has all of it.
-        finite: False where eager itself overflows in this precision, and nothing can be judged by it.
+        finite_P: False where eager itself overflows in this precision, bool [P].
     """
 
     rms: float
     rms_P: torch.Tensor
     max_P: torch.Tensor
     bearing: float
-    finite: bool
+    finite_P: torch.Tensor
+
+    @property
+    def finite(self) -> bool:
+        """Whether eager overflows nowhere; else nothing can be judged by it."""
+        return bool(self.finite_P.all())
 
     @property
     def rms_limit(self) -> float:
@@ -58,9 +63,9 @@ def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
     max_P = (ROUNDING_MAX.value * epsilon * first.reference_max_P).clamp(min=smallest)
     for run in runs:
         max_P = torch.maximum(max_P, torch.maximum(run.max_P, LUCK.value * run.max_P.median()))
-    finite = all(bool(run.finite_P.all()) for run in runs)
+    finite_P = torch.stack([run.finite_P for run in runs]).all(0)
     rms, rms_P = max(rounding, smallest, *(run.rms for run in runs)), torch.stack([run.rms_P for run in runs]).amax(0)
-    return Floor(rms, rms_P, max_P, _bearing(runs), finite)
+    return Floor(rms, rms_P, max_P, _bearing(runs), finite_P)
 
 
 def _bearing(runs: Sequence[Errors]) -> float:

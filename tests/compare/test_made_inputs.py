@@ -136,6 +136,7 @@ def test_numbers_that_overflow_are_not_judged_with_the_reason(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("relative", EMPTY, ids=lambda one: str(one.bit))
-def test_numbers_that_overflow_elsewhere_never_pass(relative: Relative, tmp_path: Path) -> None:
+def test_numbers_that_overflow_elsewhere_are_not_judged_either(relative: Relative, tmp_path: Path) -> None:
+    """Zeros from the norm that overflows, or NaN, in one row of a batch or in all."""
     report = judged(partial(relative.write, faults_script()), FP32, tmp_path)
-    assert report.verdict is not Verdict.PASS
+    assert report.verdict is Verdict.NOT_JUDGED, report.summary

@@ -22,7 +22,7 @@ def logits(seed: int = 0) -> torch.Tensor:
 
 def floor(allowed: float) -> Floor:
     """One that lets errors of a root mean square up to `allowed` pass, however they are spread over the positions."""
-    made = Floor(1.0, torch.ones(P), torch.full((P,), torch.inf), P, finite=True)
+    made = Floor(1.0, torch.ones(P), torch.full((P,), torch.inf), P, torch.ones(P, dtype=torch.bool))
     return replace(made, rms=allowed / made.rms_limit)
 
 
