@@ -117,6 +117,17 @@ def read_json(path: Path, remedy: str, pairs: Pairs | None = None) -> Any:
         raise UsageError(f"{path} is not valid JSON ({error}): {remedy}") from error
 
 
+def no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, as the `pairs` of `read_json`. Raises ValueError where a key has two values: readers differ in
+    which of them they take."""
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated!r} appears more than once")
+    return data
+
+
 def _whole_number(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")

@@ -14,7 +14,7 @@ from typing import Any
 
 from blockexport.models.config.config_fields import MAX_INTEGER, shown
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import read_json_object
+from blockexport.models.regular_file import no_repeated_key, read_json_object
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -143,9 +143,9 @@ def read_generation_config(path: Path) -> GenerationConfig:
     """The file at `path`.
 
     Raises:
-        UsageError: it cannot be read, or a value is of another type or out of its range.
+        UsageError: it cannot be read, a key is there twice, or a value is of another type or out of its range.
     """
-    data = read_json_object(path, "fetch the file again")
+    data = read_json_object(path, "fetch the file again", no_repeated_key)
     rules = {**_APPLIED, **_HARMLESS, **{name: rule for name, (rule, _) in _UNAPPLIED.items()}}
     for name, (words, fits) in rules.items():
         if data.get(name) is not None and not fits(data[name]):

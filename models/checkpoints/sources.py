@@ -34,7 +34,10 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
     """
     path = Path(model).expanduser()
     if model and path.exists():
-        checkpoint = _open_path(path)
+        try:
+            checkpoint = _open_path(path)
+        except UsageError as error:
+            raise UsageError(". ".join([str(error), *shadowed_preset(model)])) from error
         checkpoint.notes = (*checkpoint.notes, *shadowed_preset(model))
         return checkpoint
     if model in PRESETS:

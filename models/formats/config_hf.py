@@ -25,7 +25,7 @@ from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.families.family import Family
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
 from blockexport.models.formats.config_rope import rope_from_hf
-from blockexport.models.regular_file import is_there, read_json_object
+from blockexport.models.regular_file import is_there, no_repeated_key, read_json_object
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -37,16 +37,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     if not is_there(path):
         raise UsageError(f"{folder}: there is no config.json; MODEL must be a Hugging Face model folder")
-    return config_from_hf(read_json_object(path, "fetch the file again", _no_repeated_key), str(path))
-
-
-def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {repeated!r} appears more than once")
-    return data
+    return config_from_hf(read_json_object(path, "fetch the file again", no_repeated_key), str(path))
 
 
 def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:

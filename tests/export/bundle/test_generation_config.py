@@ -64,6 +64,22 @@ def test_a_value_of_another_type_or_range_is_refused_by_name(key: str, value: An
     assert "correct or remove it" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"top_k": 5, "top_k": 7}',
+        '{"eos_token_id": 2, "do_sample": true, "eos_token_id": [2]}',
+        '{"unknown": 1, "unknown": 1}',
+        '{"cache_config": {"a": 1, "a": 2}}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "generation_config.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"generation_config\.json is not valid JSON \(the key '\w+' appears more"):
+        read_generation_config(path)
+
+
 def test_what_it_says_is_read(tmp_path: Path) -> None:
     made = _read(tmp_path, do_sample=True, temperature=0.6, top_k=40, top_p=0.9, eos_token_id=[2, 7], pad_token_id=-1)
     assert made == GenerationConfig(True, 0.6, 40, 0.9, (2, 7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,24 @@ def test_a_path_that_hides_a_preset_is_noted(preset: str, tmp_path: Path, capsys
         capsys.readouterr()
         assert main(command) == 0
         assert f"note: {noted}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["nothing", "notes", "a checkpoint cut short", "a file"])
+def test_a_path_that_hides_a_preset_and_is_no_model_says_so_too(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny"
+    if content == "a file":
+        path.write_text("notes")
+    else:
+        path.mkdir()
+    if content == "notes":
+        (path / "notes.txt").write_text("mine")
+    if content == "a checkpoint cut short":
+        (path / "config.json").write_text("{")
+    with pytest.raises(UsageError) as plain:
+        open_checkpoint("./tiny")
+    told = "tiny is the path .*/tiny, and not the preset: rename the one to have the other"
+    with pytest.raises(UsageError, match=rf"{re.escape(str(plain.value))}\. {told}$"):
+        open_checkpoint("tiny")
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:
