@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,24 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site_packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site_packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder
+
+
+def test_every_onnx_runtime_that_is_asked_for_has_the_cache_writes_of_a_bundle() -> None:
+    """TensorScatter has a kernel from 1.25 on: in each extra, and in what is said of the C++ library."""
+    bounds = {
+        extra: re.fullmatch(r"onnxruntime(?:-gpu)?>=(\d+)\.(\d+)", line)
+        for extra, lines in SETTINGS["project"]["optional-dependencies"].items()
+        for line in lines
+        if re.match(r"onnxruntime(?!-genai)", line)
+    }
+    assert bounds.keys() == {"cpu", "gpu", "test"}
+    for extra, bound in bounds.items():
+        assert bound is not None and (int(bound[1]), int(bound[2])) >= (1, 25), extra
+    page = " ".join((REPOSITORY / "docs/tutorials/cpp-program.md").read_text().split())
+    assert "Debian 13 has ONNX Runtime 1.21" in page and "need 1.25 or later" in page
+    assert "links the library inside the Python wheel" in page and "-DONNXRUNTIME_LIBRARY" in page
+    readme = (REPOSITORY / "README.md").read_text()
+    assert re.search(r"In C\+\+, .*wheel", readme) and "docs/tutorials/cpp-program.md" in readme
 
 
 def test_the_packages_listed_are_the_folders_there() -> None:

@@ -8,10 +8,12 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from blockexport.cli import console
+from blockexport.cli.main import main
 from blockexport.models.progress import silent
 
 
@@ -52,6 +54,17 @@ def test_without_a_terminal_short_work_and_quiet_work_say_nothing(capsys: pytest
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_quiet_command_that_works_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = str(tmp_path / "bundle")
+    for command in (
+        ["onnx", "tiny", "-o", bundle, "-M", "32", "--no-compare"],
+        ["redeclare", bundle, "-M", "16", "-o", str(tmp_path / "other")],
+        ["cpp", bundle, "-o", str(tmp_path / "program")],
+    ):
+        assert main([*command, "-q"]) == 0
+        assert capsys.readouterr().err == ""
+
+
 STYLED = """
 from rich.text import Text
 from blockexport.cli import console
@@ -59,7 +72,7 @@ console.stdout_console().print(Text("the limits", style="dim"), Text("FAIL", sty
 """
 
 
-@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize("no_color", ["", "1", "0", "false"])
 def test_no_color_is_plain_text_on_a_terminal_too(no_color: str) -> None:
     """Neither colours nor dim and bold."""
     ours, theirs = pty.openpty()

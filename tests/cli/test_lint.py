@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx
 import pytest
 
 from blockexport.cli.main import main
+from blockexport.cli.start import open_standard_streams
+from blockexport.models.checkpoints.sources import open_checkpoint
 from tests.export.tensorrt.trt_support import attend, cached_attention, write_cache
 from tests.exported import export, random_model
+from tests.small_models import small_config, small_weights, write_folder
 
 CAUSAL = cached_attention(
     [
@@ -37,6 +41,22 @@ def test_a_trap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(tmp_path / "model.onnx"), "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["rule"], finding["fate"]) == ("causal-cache", "builds without a word")
+
+
+def test_a_path_that_is_not_utf_8_is_read_where_nothing_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reading PyTorch's and ONNX's files needs no name; where a backend or a file needs it, it is refused."""
+    open_standard_streams()  # as the command does
+    config, source = small_config(), tmp_path / "\udcff source"
+    write_folder(source, config, small_weights(config))
+    export(open_checkpoint(str(source)), tmp_path / "bundle", slots=32)
+    odd = shutil.copytree(tmp_path / "bundle", tmp_path / "\udcfe.bundle")
+    assert main(["lint", str(odd)]) == main(["lint", str(odd / "model.onnx"), "--json"]) == 0
+    assert main(["inspect", str(source)]) == main(["inspect", str(source), "--json"]) == 0
+    compared = ["compare", str(tmp_path / "bundle"), "--model", str(source), "--check", "prefill", "-q"]
+    assert main(compared) == 0 and main([*compared, "--json"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_no_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,14 @@ from blockexport.export.bundle.golden_file import (
     write_golden,
 )
 from blockexport.export.bundle.manifest import read_manifest
-from blockexport.models.errors import UsageError
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.precision import Precision
+from blockexport.runtime.onnx_session import _remedy
+from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.chat_template import Message
 from blockexport.runtime.text.chat_turns import chat_turns_of
 from blockexport.runtime.text.template_worker import render_all
+from tests.exported import export, random_model
 from tests.support import shared_path
 
 
@@ -54,6 +58,20 @@ def test_a_bundle_in_bfloat16_is_not_told_to_upgrade(tmp_path: Path, capsys: pyt
         message = capsys.readouterr().err
         assert "--backend replay" in message and "upgrade" not in message
         assert main([*command, "--backend", "replay"]) == 0
+
+
+@pytest.mark.parametrize("ends", [{}, {"headless": True}, {"last_logits_only": True}])
+def test_no_kind_of_bundle_in_bfloat16_is_told_to_upgrade(ends: dict[str, bool], tmp_path: Path) -> None:
+    export(random_model(num_hidden_layers=1, layer_types=("full_attention",)), tmp_path, Precision.BF16, **ends)
+    with pytest.raises(NotJudgedError, match="--backend replay") as caught:
+        open_decoder(tmp_path, "onnxruntime")
+    assert "upgrade" not in str(caught.value)
+    open_decoder(tmp_path, "replay")
+
+
+@pytest.mark.parametrize(("version", "upgrades"), [("1.24.4", True), ("1.25.0", False), ("2.0.1", False)])
+def test_a_library_that_lacks_the_operator_itself_is_to_be_upgraded(version: str, upgrades: bool) -> None:
+    assert ("--upgrade onnxruntime" in _remedy("Could not find an implementation for X(24)", version)) is upgrades
 
 
 def test_json_and_text(stories: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from blockexport.compare.audits.artifact_weights import artifact_weights
+from blockexport.compare.audits.weight_difference import FEWEST_DIGITS, _apart
 from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import Verdict
+from blockexport.compare.core.immovable import as_integers
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
 from blockexport.export.pt2 import write_pt2
@@ -116,6 +118,22 @@ def test_a_wrong_value_is_said(
     assert set(figures_of(result, ParameterFigures).differing or ()) == set(changes)
     for one, other in re.findall(r"\] is (\S+) and the checkpoint's ([^\s,;]+)", result.message):
         assert one != other, result.message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "units"), [(-0.10624, 1), (-0.10624, 40), (1.0, 1), (1e-30, 1), (123456.7, 1), (3e38, 1), (-0.0, 1)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_two_numbers_that_differ_are_never_shown_alike(dtype: torch.dtype, wanted: float, units: int) -> None:
+    """In no more digits than that takes; a negative zero, which has the other one's digits, is told by its sign."""
+    one = torch.tensor(wanted, dtype=dtype)
+    if not one.isfinite() or (wanted and not one):
+        one = torch.tensor(1.5, dtype=dtype)
+    other = (one.view(as_integers(dtype)) + units).view(dtype) if wanted else -one
+    left, right = _apart(other, one).split(" and the checkpoint's ")
+    assert left != right
+    short = [f"{float(value):.{FEWEST_DIGITS}g}" for value in (other, one)]
+    assert [left, right] == short or short[0] == short[1]
 
 
 def test_the_first_ones_are_described_and_all_are_counted(bundles: dict[Precision, Path], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from blockexport.compare.checks.check_capacity import capacity
 from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.core.check import Check, CheckResult, Kind, Outcome, Verdict
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.compare.explain.explain import Explanation, explain
 from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.report.report import Report
@@ -133,6 +134,22 @@ def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCh
     assert "None of" not in to_html(report)
     alone = explain(_judgement(tiny)[0], [failed], None)
     assert alone is not None and alone.sentences == [f"likely cause: {failed.message}"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ("model.norm.weight is 1.05 times the checkpoint's",),
+        ("the epsilon of layer 2 is 0.001",),
+        ("lm_head.weight differs in 1 of 9 values", "RoPE table 1 is of another theta"),
+    ],
+)
+def test_no_count_of_defects_follows_a_cause_that_the_file_gives_away(file: tuple[str, ...]) -> None:
+    nothing = Diagnosis((), (), None, 46, 1.0, (0,))
+    told = [f"likely cause: {message}" for message in file]
+    assert Explanation(None, nothing, "", file=file).sentences == told
+    assert Explanation(None, None, "", file=file).sentences == told
+    assert Explanation(None, nothing, "").sentences == ["none of 46 known defects reproduces these logits"]
 
 
 def test_every_check_has_a_walk_or_a_reason(tiny: MemoryCheckpoint) -> None:

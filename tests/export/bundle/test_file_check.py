@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -127,8 +128,13 @@ def test_header_and_end_of_a_large_file_are_in_the_sample(tmp_path: Path, size: 
     assert missed == []
 
 
-def test_opset_and_ir_version_are_on_record(own: Path) -> None:
-    manifest = read_manifest(own)
-    model = onnx.load(own / "model.onnx", load_external_data=False)
+@pytest.mark.parametrize(
+    ("precision", "ends"),
+    [(Precision.FP32, {}), (Precision.FP16, {"headless": True}), (Precision.BF16, {"last_logits_only": True})],
+)
+def test_opset_and_ir_version_are_on_record(precision: Precision, ends: dict[str, bool], tmp_path: Path) -> None:
+    export(random_model(num_hidden_layers=1, layer_types=("full_attention",)), tmp_path, precision, **ends)
+    manifest, listed = read_manifest(tmp_path), json.loads((tmp_path / "manifest.json").read_text())
+    model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     assert (manifest.opset, manifest.ir_version) == (model.opset_import[0].version, model.ir_version) == (24, 11)
-    assert manifest.precision is Precision.FP32
+    assert (listed["opset"], listed["ir_version"], manifest.precision) == (24, 11, precision)

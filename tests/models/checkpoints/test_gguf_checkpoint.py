@@ -18,6 +18,7 @@ import torch
 from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from blockexport.models.checkpoints.gguf_header import read_gguf
 from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.config.model_config import RopeScaling
 from blockexport.models.errors import UsageError
 from tests.small_models import (
@@ -198,10 +199,15 @@ def test_an_integer_type_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "model.gguf", "output_norm.weight", "I32", "Q8_0")
 
 
-def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
-    writer = gguf_writer(tmp_path / "vocabulary.gguf", small_config())
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_file_without_tensors_is_refused(family: str, tmp_path: Path) -> None:
+    """Whatever its family: nothing is said of a config.json, which it does not have."""
+    writer = gguf_writer(tmp_path / "vocabulary.gguf", small_config(family))
     close_gguf(writer)
-    refused(tmp_path / "vocabulary.gguf", "no tensors", "the whole model")
+    refused(tmp_path / "vocabulary.gguf", "holds metadata and no tensors", "Take the file of the whole model")
+    with pytest.raises(UsageError) as caught:
+        open_checkpoint(str(tmp_path / "vocabulary.gguf"))
+    assert "config.json" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,14 @@ def test_ids(text: str, expected: HubId | None) -> None:
     assert parse_hub_id(text) == expected
 
 
+MISSPELT = {
+    "models/foo": " (did you mean models/food?)",
+    "models/Food": " (did you mean models/food?)",
+    "models/fodo": " (did you mean models/food?)",
+    "models/llama-3": "",
+}
+
+
 def test_a_misspelt_path_is_not_asked_of_the_hub(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,11 +146,14 @@ def test_a_misspelt_path_is_not_asked_of_the_hub(
     (tmp_path / "models" / "food").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
-    with pytest.raises(UsageError, match=r"holds no foo \(did you mean models/food\?\)") as caught:
-        open_checkpoint("models/foo")
-    assert "models/foo@main" in str(caught.value)
-    assert main(["inspect", "models/foo"]) == 2
-    assert "the folder models is here" in capsys.readouterr().err
+    for given, meant in MISSPELT.items():
+        with pytest.raises(UsageError, match=r"the folder models is here") as caught:
+            open_checkpoint(given)
+        name = given.removeprefix("models/")
+        assert f"holds no {name}{meant}: correct the path" in str(caught.value)
+        assert f"{given}@main" in str(caught.value)
+        assert main(["inspect", given]) == main(["onnx", given, "-o", "out"]) == 2
+        assert capsys.readouterr().err.count("the folder models is here") == 2
 
 
 def test_a_folder_called_like_an_organisation_hides_no_cached_model(
