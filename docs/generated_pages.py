@@ -120,7 +120,7 @@ def backends_page() -> str:
     """Every backend: what its record says."""
     parts = [
         "# Backends\n\nWhat `--backend` takes. The first that judges a bundle's precision is used where none is named; "
-        "of one that is not listed nothing is known, so it is refused.\n"
+        "one that is not listed is refused.\n"
     ]
     for backend in BACKENDS:
         parts.append(f"## {backend.name}\n")
@@ -139,10 +139,11 @@ def _backend_facts(backend: Backend) -> Iterator[str]:
         yield f"runs `{backend.file}`" if backend.file else f"runs an engine built from `{backend.graph}`"
     yield f"devices: {', '.join(backend.devices)}"
     if backend.library:
-        yield f"install: `pip install {' | '.join([backend.library.distribution, *backend.library.alternatives])}`"
+        commands = (f"`pip install {name}`" for name in (backend.library.distribution, *backend.library.alternatives))
+        yield f"install: {' or '.join(commands)}"
     if backend.judges:
         yield f"judges by default: {', '.join(backend.judges)}"
-    yield f"can be located into: {'yes' if backend.graph else 'no, it runs no ONNX graph'}"
+    yield f"a difference can be located inside the graph: {'yes' if backend.graph else 'no, it runs no ONNX graph'}"
     if backend.cmake_option:
         yield f"in C++: `-D{backend.cmake_option}=ON`"
 

@@ -1,4 +1,4 @@
-"""One interface over every way to run a decoder: eager PyTorch, a .pt2, ONNX Runtime, later TensorRT.
+"""One interface over every way to run a decoder: eager PyTorch, a .pt2, ONNX Runtime, TensorRT.
 
 A decoder owns its static cache (B rows of M slots) and knows how many slots of each row are filled. Position and
 slot are the same number. The interface checks what a graph cannot: that new tokens still fit, and are tokens at all.

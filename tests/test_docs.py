@@ -169,7 +169,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_the_table_of_checks_is_the_list_of_checks() -> None:
     text = (REPOSITORY / "docs" / "reference" / "checks.md").read_text()
-    table = text[text.index("| check | asks |") :].split("\n\n")[0]
+    table = text[text.index("| check | looks at |") :].split("\n\n")[0]
     assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == [check.name for check in ALL_CHECKS]
 
 
