@@ -19,7 +19,8 @@ def redeclare(
             "--max-sequence-length",
             "-M",
             metavar="M",
-            help="Cache slots per row, for prompt and answer; at most the rows of the bundle's RoPE table.",
+            help="Cache slots per row, for prompt and answer: from what the bundle's golden vectors need to the rows "
+            "of its RoPE table.",
         ),
     ],
     output: Annotated[

@@ -51,7 +51,10 @@ def redeclare(
     bundle = Path(bundle)
     manifest = read_manifest(bundle)
     _check_golden(bundle, manifest, max_sequence_length)
-    dropped = [name for name in manifest.files if name.startswith(REPORT) or name in manifest.engines]
+    same = max_sequence_length == manifest.max_sequence_length
+    if same and output is None:
+        return manifest, []
+    dropped = [n for n in manifest.files if n in manifest.engines or (n.startswith(REPORT) and not same)]
     if output is None:
         if manifest.engines:
             raise UsageError(

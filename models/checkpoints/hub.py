@@ -88,8 +88,8 @@ def fetch_from_hub(hub_id: HubId, patterns: Sequence[str] = PATTERNS) -> tuple[P
         ) from error
     except LocalEntryNotFoundError as error:  # what snapshot_download raises once its own cache has nothing either
         raise UsageError(
-            f"{hub_id} is not (completely) in the local cache, and the Hugging Face Hub {_why_not_reached()}. "
-            "Download it once with a network, or give a local folder"
+            f"no folder here is called {hub_id}; as a Hugging Face id, it is not (completely) in the local cache, and "
+            f"the Hub {_why_not_reached()}. Check the spelling, or download it once with a network"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise UsageError(f"downloading {hub_id} failed: {error}. Try again, or give a local folder") from error

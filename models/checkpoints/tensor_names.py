@@ -161,6 +161,8 @@ def _mismatch(missing: list[str], unknown: list[str], where: str, described_by: 
     layout = next((what for pattern, what in OTHER_LAYOUTS.items() if any(map(pattern.search, unknown))), None)
     if layout is not None:
         return f"{said}: {layout}"
+    if (copies := _copies(unknown, missing)) is not None:
+        return f"{said}. They are more than one set of the model's tensors, under {copies}: keep the one that is meant"
     if (prefix := _unknown_prefix(missing, unknown)) is not None:
         return (
             f"{said}. They are the same with {prefix!r} in front, which may mean that they are not the model's own "
@@ -179,6 +181,14 @@ def _mismatch(missing: list[str], unknown: list[str], where: str, described_by: 
             "(biases, QK-norm, number of layers) against the weights"
         )
     return f"{said}. Download the checkpoint again, or correct {described_by}"
+
+
+def _copies(unknown: list[str], missing: list[str]) -> str | None:
+    """The words before `layers.` where several sets of layers are stored; `model.` where that one is used."""
+    fronts = {name.partition("layers.")[0] for name in unknown if "layers." in name}
+    if not missing:
+        fronts.add("model.")
+    return " and ".join(map(repr, sorted(fronts, key=len))) if len(fronts) > 1 else None
 
 
 def _unknown_prefix(missing: list[str], unknown: list[str]) -> str | None:

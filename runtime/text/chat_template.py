@@ -86,4 +86,4 @@ def render_chats(
 
 def _failure(reason: str) -> UsageError:
     shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
-    return UsageError(f"the chat template failed: {shown}. Use --raw to send the prompt as it is")
+    return UsageError(f"the chat template failed: {shown.rstrip('.')}. Use --raw to send the prompt as it is")

@@ -80,6 +80,17 @@ def test_in_place_and_back_again(made: Path, tmp_path: Path, capsys: pytest.Capt
             assert content == before[name], name
 
 
+def test_the_m_that_a_bundle_has_keeps_its_report(made: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(made, tmp_path / "bundle"))
+    slots = str(read_manifest(bundle).max_sequence_length)
+    assert main(["redeclare", str(bundle), "-M", slots, "--quiet"]) == 0
+    assert snapshot(bundle) == snapshot(made)
+    assert main(["redeclare", str(bundle), "-M", slots, "-o", str(tmp_path / "copy"), "--quiet"]) == 0
+    copied = snapshot(tmp_path / "copy")
+    assert {name for name in snapshot(made) if name.startswith("parity/")} <= set(copied)
+    assert main(["selftest", str(tmp_path / "copy"), "--quiet"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -167,6 +167,13 @@ def two_prefixes(weights: Weights, folder: Path) -> None:
     renamed(lambda name: name.replace("model.layers.1.", "language_model.layers.1."))(weights, folder)
 
 
+def two_sets(*fronts: str) -> Write:
+    def write(weights: Weights, folder: Path) -> None:
+        save({front + name: value.clone() for front in fronts for name, value in weights.items()}, folder)
+
+    return write
+
+
 def linked_to_nothing(weights: Weights, folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder / "blobs" / "0123abcd")
 
@@ -275,6 +282,11 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
     ),
     "two copies": (two_copies, ["lm_head.weight more than once", "as _orig_mod.lm_head.weight"]),
     "layers under two prefixes": (two_prefixes, ["language_model.layers.1.", "does not use"]),
+    "a student and its teacher": (
+        two_sets("student.", "teacher."),
+        ["more than one set", "under 'student.model.' and 'teacher.model.'"],
+    ),
+    "a model and its average": (two_sets("", "ema."), ["more than one set", "under 'model.' and 'ema.model.'"]),
     "no head": (without(HEAD), ["lacks tensor lm_head.weight", "saved without its head"]),
     "no head, saved by AutoModel": (
         renamed(lambda name: None if name == HEAD else name.removeprefix("model.")),
