@@ -16,8 +16,9 @@ _OTHER_WORDS = {"export": "onnx", "judge": "compare", "build": "trt", "run": "ge
 
 _WORDINGS = (
     (r"^got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"too many arguments: \1"),
-    (r"^option '(.*)' requires an argument$", r"\1 needs a value behind it"),
-    (r"^invalid value for '(.*?)': (file|dir\w*|path) '(.*)' does not exist$", r"\1: there is no \2 \3"),
+    (r"^option '(.*)' requires an argument$", r"\1 needs a value"),
+    (r"^invalid value for '(.*?)': dir\w* '(.*)' does not exist$", r"\1: there is no folder \2"),
+    (r"^invalid value for '(.*?)': (file|path) '(.*)' does not exist$", r"\1: there is no \2 \3"),
     (r"^invalid value for '(.*?)': file '(.*)' is a directory$", r"\1: \2 is a folder, and has to be a file"),
 )
 """What Typer says of the rest, and what is said here instead."""

@@ -137,7 +137,7 @@ def test_a_check_that_breaks_is_a_finding_and_not_a_crash(tmp_path: Path, monkey
 
 def test_a_folder_that_does_not_exist_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path / "absent")]) == 2
-    assert "does not exist" in capsys.readouterr().err
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_the_reflink_probe_leaves_nothing_behind(tmp_path: Path) -> None:

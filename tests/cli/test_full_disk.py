@@ -116,7 +116,7 @@ def test_a_package_of_aoti(
     if compiler is not None:
         believe_in_room(monkeypatch)
         monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compiler)
-        monkeypatch.setattr("blockexport.export.aoti._program", lambda *_: None)
+        monkeypatch.setattr("blockexport.export.aoti.trace_whole", lambda *_: None)
     assert main(["aoti", str(place / "b"), "--no-compare", "--quiet"]) == 2
     assert said in capfd.readouterr().err
     assert {path.name: path.read_bytes() for path in (place / "b").iterdir()} == before
