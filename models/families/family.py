@@ -55,9 +55,13 @@ class Family:
     Attributes:
         model_type: its name.
         class_name: transformers' class, which stands under `architectures`.
-        max_position_embeddings, num_key_value_heads, head_dim, rope_theta, tie_word_embeddings, bos_token_id,
-            eos_token_ids: transformers' defaults for keys that are absent; None means as many heads as queries have,
-            and a width of D / N.
+        max_position_embeddings: transformers' default, as are the next six, for a key that is absent.
+        num_key_value_heads: None means as many heads as queries have.
+        head_dim: None means a width of D / N.
+        rope_theta: RoPE's base.
+        tie_word_embeddings: embedding and head are one table.
+        bos_token_id: None where it has none.
+        eos_token_ids: tokens that end a text.
         bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
         qkv_bias: q, k and v always have biases, where no key says so.
         qk_norm: query and key heads are normed before RoPE.
