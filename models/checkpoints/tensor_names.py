@@ -188,7 +188,7 @@ def _copies(unknown: list[str], missing: list[str]) -> str | None:
     fronts = {name.partition("layers.")[0] for name in unknown if "layers." in name}
     if not missing:
         fronts.add("model.")
-    return " and ".join(map(repr, sorted(fronts, key=len))) if len(fronts) > 1 else None
+    return " and ".join(map(repr, sorted(fronts))) if len(fronts) > 1 else None
 
 
 def _unknown_prefix(missing: list[str], unknown: list[str]) -> str | None:

@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
         two_sets("student.", "teacher."),
         ["more than one set", "under 'student.model.' and 'teacher.model.'"],
     ),
-    "a model and its average": (two_sets("", "ema."), ["more than one set", "under 'model.' and 'ema.model.'"]),
+    "a model and its average": (two_sets("", "ema."), ["more than one set", "under 'ema.model.' and 'model.'"]),
     "no head": (without(HEAD), ["lacks tensor lm_head.weight", "saved without its head"]),
     "no head, saved by AutoModel": (
         renamed(lambda name: None if name == HEAD else name.removeprefix("model.")),
