@@ -7,7 +7,7 @@ needed, is on the short list of harmless ones below, or is refused by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.config.config_fields import listed
@@ -129,7 +129,9 @@ def needed_entries(
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected and not _may_be_extra(name, config)]
     if missing or unknown:
-        raise UsageError(_mismatch(missing, [found[name].stored_name or name for name in unknown], where, described_by))
+        stored = [found[name].stored_name or name for name in unknown]
+        copies = _copies(stored, missing, expected)
+        raise UsageError(_mismatch(missing, stored, copies, where, described_by))
     for name, shape in expected.items():
         _check_entry(found[name], shape, where)
     return {name: found[name] for name in expected}
@@ -153,7 +155,7 @@ def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str) -> None
         )
 
 
-def _mismatch(missing: list[str], unknown: list[str], where: str, described_by: str) -> str:
+def _mismatch(missing: list[str], unknown: list[str], copies: str | None, where: str, described_by: str) -> str:
     """Names on both sides, and what they look like."""
     lacks = f"lacks {_listed(missing)}, which its config calls for" if missing else ""
     holds = f"holds {_listed(unknown)}, which it does not use" if unknown else ""
@@ -161,7 +163,7 @@ def _mismatch(missing: list[str], unknown: list[str], where: str, described_by: 
     layout = next((what for pattern, what in OTHER_LAYOUTS.items() if any(map(pattern.search, unknown))), None)
     if layout is not None:
         return f"{said}: {layout}"
-    if (copies := _copies(unknown, missing)) is not None:
+    if copies is not None:
         return f"{said}. They are more than one set of the model's tensors, under {copies}: keep the one that is meant"
     if (prefix := _unknown_prefix(missing, unknown)) is not None:
         return (
@@ -183,9 +185,14 @@ def _mismatch(missing: list[str], unknown: list[str], where: str, described_by: 
     return f"{said}. Download the checkpoint again, or correct {described_by}"
 
 
-def _copies(unknown: list[str], missing: list[str]) -> str | None:
-    """The words before `layers.` where several sets of layers are stored; `model.` where that one is used."""
-    fronts = {name.partition("layers.")[0] for name in unknown if "layers." in name}
+def _copies(unknown: list[str], missing: list[str], expected: Iterable[str]) -> str | None:
+    """The words before `layers.` where several whole sets of layers are stored; `model.` where that one is used."""
+    wanted = {name.partition("layers.")[2] for name in expected} - {""}
+    stored: dict[str, set[str]] = {}
+    for name in unknown:
+        front, _, tail = name.partition("layers.")
+        stored.setdefault(front, set()).add(tail)
+    fronts = {front for front, tails in stored.items() if wanted <= tails}
     if not missing:
         fronts.add("model.")
     return " and ".join(map(repr, sorted(fronts))) if len(fronts) > 1 else None

@@ -287,6 +287,10 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
         ["more than one set", "under 'student.model.' and 'teacher.model.'"],
     ),
     "a model and its average": (two_sets("", "ema."), ["more than one set", "under 'ema.model.' and 'model.'"]),
+    "another part beside the model": (
+        added(mtp__layers__0__proj__weight=ones(8, 42)),
+        ["mtp.layers.0.proj.weight, which it does not use: leaving weights out"],
+    ),
     "no head": (without(HEAD), ["lacks tensor lm_head.weight", "saved without its head"]),
     "no head, saved by AutoModel": (
         renamed(lambda name: None if name == HEAD else name.removeprefix("model.")),
