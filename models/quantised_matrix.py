@@ -1,0 +1,138 @@
+"""A quantised matrix as every part of the project knows it: codes, scales, and what they stand for.
+
+The layout is that of ONNX's `DequantizeLinear` on axis 0 in blocks, which ONNX Runtime fuses with the product that
+follows and TensorRT builds as it is: inputs K along the rows, outputs N along the columns.
+https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockexport.models.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+CODE_BITS = (4, 8)
+BLOCK_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class QuantisationScheme:
+    """How the values of a matrix are stored.
+
+    Attributes:
+        bits: of a code, 4 or 8. Codes are signed: -8..7, or -128..127.
+        block_size: consecutive inputs of one output that share a scale: 32, 64 or 128. Where it does not divide K, the
+            last block of each output is shorter.
+
+    Raises:
+        UsageError: another number of bits, or another size.
+    """
+
+    bits: int
+    block_size: int = 32
+
+    def __post_init__(self) -> None:
+        for what, value, known in (("bits", self.bits, CODE_BITS), ("block size", self.block_size, BLOCK_SIZES)):
+            if type(value) is not int or value not in known:
+                raise UsageError(f"{what} {value!r} of a quantised matrix: choose {_choice(known)}")
+
+    @property
+    def lowest(self) -> int:
+        """The smallest code."""
+        return -(1 << (self.bits - 1))
+
+    @property
+    def highest(self) -> int:
+        """The largest code."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def onnx(self) -> int:
+        """The codes' type, as onnx.TensorProto.DataType and onnx_ir.DataType number it: INT4 or INT8."""
+        return 22 if self.bits == 4 else 3
+
+    def blocks(self, width: int) -> int:
+        """How many scales an output of `width` inputs has."""
+        return -(-width // self.block_size)
+
+    def code_bytes(self, size: int) -> int:
+        """What `size` codes take in a file."""
+        return -(-size * self.bits // 8)
+
+
+@dataclass(frozen=True)
+class QuantisedMatrix:
+    """The weight of a linear layer, quantised. Codes and scales are never looked into when it is made.
+
+    Attributes:
+        name: the Hugging Face name of the tensor that it stands for, whose shape is [N, K].
+        scheme: of its codes.
+        codes_KN: int8 [K, N], each within the scheme's range.
+        scales_GN: [G, N] with G = `scheme.blocks(K)`, in the bundle's type; those of imported matrices may be negative.
+        zero_points_GN: int8 [G, N], what is taken from a code before it is scaled; None: nothing is.
+        order_K: int64 [K]: row k of `codes_KN` is multiplied by the layer's input `order_K[k]`; None: by input k.
+            Matrices that were quantised in order of activation (GPTQ's `desc_act`) have one.
+    """
+
+    name: str
+    scheme: QuantisationScheme
+    codes_KN: torch.Tensor
+    scales_GN: torch.Tensor
+    zero_points_GN: torch.Tensor | None = None
+    order_K: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        width, outputs = self.codes_KN.shape
+        blocks = (self.scheme.blocks(width), outputs)
+        assert tuple(self.scales_GN.shape) == blocks, f"{self.name} has scales {tuple(self.scales_GN.shape)}"
+        assert self.zero_points_GN is None or tuple(self.zero_points_GN.shape) == blocks, self.name
+        assert self.order_K is None or tuple(self.order_K.shape) == (width,), self.name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the tensor that it stands for: [N, K], outputs first."""
+        width, outputs = self.codes_KN.shape
+        return outputs, width
+
+    def dequantised(self) -> torch.Tensor:
+        """The values [N, K] in the scales' type, inputs in the layer's own order.
+
+        A product is taken in float32 and rounded to that type once, as `DequantizeLinear` has it.
+        """
+        import torch
+
+        codes_KN = self.codes_KN.float()
+        if self.zero_points_GN is not None:
+            codes_KN -= self._spread(self.zero_points_GN.float())
+        values_KN = codes_KN.mul_(self._spread(self.scales_GN.float())).to(self.scales_GN.dtype)
+        if self.order_K is None:
+            return values_KN.T.contiguous()
+        values_NK = torch.empty(self.shape, dtype=values_KN.dtype)
+        values_NK[:, self.order_K] = values_KN.T
+        return values_NK
+
+    def packed(self) -> torch.Tensor:
+        """The codes as ONNX stores them, uint8, flat: of 4 bits two a byte, the earlier one in its lower half.
+
+        An odd number of codes leaves the upper half of the last byte zero.
+        """
+        import torch
+
+        flat = self.codes_KN.contiguous().view(-1).view(torch.uint8)
+        if self.scheme.bits == 8:
+            return flat
+        if flat.numel() % 2:
+            flat = torch.nn.functional.pad(flat, (0, 1))
+        return (flat[0::2] & 15) | (flat[1::2] << 4)
+
+    def _spread(self, values_GN: torch.Tensor) -> torch.Tensor:
+        """Each block's value at each of its rows: [K, N]."""
+        return values_GN.repeat_interleave(self.scheme.block_size, dim=0)[: self.codes_KN.shape[0]]
+
+
+def _choice(values: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
