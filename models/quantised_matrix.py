@@ -72,7 +72,7 @@ class QuantisedMatrix:
         name: the Hugging Face name of the tensor that it stands for, whose shape is [N, K].
         scheme: of its codes.
         codes_KN: int8 [K, N], each within the scheme's range.
-        scales_GN: [G, N] with G = `scheme.blocks(K)`, in the bundle's type; those of imported matrices may be negative.
+        scales_GN: [G, N] with G = `scheme.blocks(K)`, float16, bfloat16 or float32, and of either sign.
         zero_points_GN: int8 [G, N], what is taken from a code before it is scaled; None: nothing is.
         order_K: int64 [K]: row k of `codes_KN` is multiplied by the layer's input `order_K[k]`; None: by input k.
             Matrices that were quantised in order of activation (GPTQ's `desc_act`) have one.
@@ -99,19 +99,19 @@ class QuantisedMatrix:
         return outputs, width
 
     def dequantised(self) -> torch.Tensor:
-        """The values [N, K] in the scales' type, inputs in the layer's own order.
+        """The values [N, K] in float32, inputs in the layer's own order.
 
-        A product is taken in float32 and rounded to that type once, as `DequantizeLinear` has it.
+        A code times a scale of 16 bits is exact there; one of a float32 scale is rounded once.
         """
         import torch
 
-        codes_KN = self.codes_KN.float()
+        values_KN = self.codes_KN.float()
         if self.zero_points_GN is not None:
-            codes_KN -= self._spread(self.zero_points_GN.float())
-        values_KN = codes_KN.mul_(self._spread(self.scales_GN.float())).to(self.scales_GN.dtype)
+            values_KN -= self._spread(self.zero_points_GN.float())
+        values_KN *= self._spread(self.scales_GN.float())
         if self.order_K is None:
             return values_KN.T.contiguous()
-        values_NK = torch.empty(self.shape, dtype=values_KN.dtype)
+        values_NK = torch.empty(self.shape)
         values_NK[:, self.order_K] = values_KN.T
         return values_NK
 

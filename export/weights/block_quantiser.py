@@ -1,0 +1,160 @@
+"""Quantise a matrix block by block: the scale that leaves the least squared error, and the codes nearest to the values.
+
+Around the largest value of a block a few scales are tried. For the codes that each gives, the scale that fits best has
+a closed form, sum(w c) / sum(c c), and so has the error that it leaves. The best one is fitted once more, is rounded to
+the type that it is stored in, and then the codes are chosen: rounding a scale costs nothing then.
+
+The largest value has the code with the greater reach, -8 of -8..7, so about half of all scales are negative. On normal
+weights in blocks of 32 this leaves 8.1 % rms error, where scales that are never negative leave 8.6 % however they are
+searched for, and the largest value divided by 7 leaves 9.7 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from blockexport.models.errors import UsageError
+from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix
+
+# Where the largest value of a block is put, in steps of its grid. Nineteen places between 7 and 9 are no better than
+# these seven: 8.10 % either way. In 8 bits a step is so small that clipping never pays.
+_REACHES = {4: tuple(7 + i / 3 for i in range(7)), 8: (127.0, 127.5)}
+_TILE = 1 << 16  # values worked on at a time by a thread: with their codes they stay in its cache
+
+
+class QuantisationError(NamedTuple):
+    """What quantising did to a matrix: sums over its values of the squared difference, and of the square."""
+
+    lost: float
+    total: float
+
+    @property
+    def relative(self) -> float:
+        """The root mean square of the differences over that of the values; 0 for a matrix of zeros."""
+        return math.sqrt(self.lost / self.total) if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some blocks of some outputs: blocks `start`..`stop` of outputs `left`..`right`."""
+
+    start: int
+    stop: int
+    left: int
+    right: int
+
+
+def quantise(
+    name: str, weight_NK: torch.Tensor, scheme: QuantisationScheme, scale_dtype: torch.dtype, threads: int = 1
+) -> tuple[QuantisedMatrix, QuantisationError]:
+    """The matrix `name` quantised symmetrically, and what that cost.
+
+    Beside the matrix and its codes only a tile for each thread is in memory.
+
+    Args:
+        name: the tensor's, for messages and for the result.
+        weight_NK: [N, K] in any floating-point type, all values finite.
+        scheme: bits and block size.
+        scale_dtype: what the scales are stored in.
+        threads: how many tiles are worked on at a time.
+
+    Raises:
+        UsageError: a scale is beyond the range of `scale_dtype`.
+    """
+    outputs, width = weight_NK.shape
+    codes_KN = torch.empty(width, outputs, dtype=torch.int8)
+    scales_GN = torch.empty(scheme.blocks(width), outputs, dtype=scale_dtype)
+
+    def work(tile: _Tile) -> QuantisationError:
+        with torch.inference_mode():
+            return _fill(tile, weight_NK, scheme, codes_KN, scales_GN)
+
+    with ThreadPoolExecutor(threads) as pool:
+        errors = list(pool.map(work, _tiles(scheme, outputs, width)))
+    _check_range(name, scales_GN)
+    error = QuantisationError(math.fsum(e.lost for e in errors), math.fsum(e.total for e in errors))
+    return QuantisedMatrix(name, scheme, codes_KN, scales_GN), error
+
+
+def _tiles(scheme: QuantisationScheme, outputs: int, width: int) -> Iterator[_Tile]:
+    """Tiles of whole blocks that cover a matrix; a short block at its end is in tiles of its own."""
+    whole, size = width // scheme.block_size, scheme.block_size
+    across = max(1, min(outputs, _TILE // size))
+    deep = max(1, _TILE // (across * size))
+    ranges = [(i, min(i + deep, whole)) for i in range(0, whole, deep)]
+    if width % size:
+        ranges.append((whole, whole + 1))
+    for start, stop in ranges:
+        for left in range(0, outputs, across):
+            yield _Tile(start, stop, left, min(left + across, outputs))
+
+
+def _fill(
+    tile: _Tile, weight_NK: torch.Tensor, scheme: QuantisationScheme, codes_KN: torch.Tensor, scales_GN: torch.Tensor
+) -> QuantisationError:
+    """Quantise one tile into its place."""
+    rows = slice(tile.start * scheme.block_size, min(tile.stop * scheme.block_size, weight_NK.shape[1]))
+    columns = slice(tile.left, tile.right)
+    w_KN = weight_NK[columns, rows].T.float().contiguous()
+    w_GBN = w_KN.view(tile.stop - tile.start, -1, tile.right - tile.left)
+    scale_G1N = _best_scale(w_GBN, scheme).to(scales_GN.dtype)
+    scales_GN[tile.start : tile.stop, columns] = scale_G1N.squeeze(1)
+    scale_G1N = scale_G1N.float()
+    codes_GBN = _codes(w_GBN, _inverse(scale_G1N), scheme, torch.empty_like(w_GBN))
+    codes_KN[rows, columns] = codes_GBN.view(w_KN.shape).to(torch.int8)
+    left = torch.addcmul(w_GBN, codes_GBN, scale_G1N, value=-1)
+    return QuantisationError(_sum_of_squares(left), _sum_of_squares(w_GBN))
+
+
+def _best_scale(w_GBN: torch.Tensor, scheme: QuantisationScheme) -> torch.Tensor:
+    """For each block [G, 1, N] the scale with the least squared error, among those that are tried."""
+    low, high = w_GBN.amin(1, keepdim=True), w_GBN.amax(1, keepdim=True)
+    inverse_largest = _inverse(torch.where(-low > high, low, high))
+    codes, spare = torch.empty_like(w_GBN), torch.empty_like(w_GBN)
+    best_scale, best_gain = torch.zeros_like(low), torch.zeros_like(low)
+    for reach in _REACHES[scheme.bits]:
+        scale, gain = _fitted(w_GBN, _codes(w_GBN, inverse_largest * -reach, scheme, codes), spare)
+        better = gain > best_gain
+        best_scale, best_gain = torch.where(better, scale, best_scale), torch.where(better, gain, best_gain)
+    return _fitted(w_GBN, _codes(w_GBN, _inverse(best_scale), scheme, codes), spare)[0]
+
+
+def _fitted(w_GBN: torch.Tensor, codes_GBN: torch.Tensor, spare_GBN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale that fits given codes best, and by how much it lowers the squared error of a block; [G, 1, N] each."""
+    product = torch.mul(w_GBN, codes_GBN, out=spare_GBN).sum(1, keepdim=True)
+    squares = torch.mul(codes_GBN, codes_GBN, out=spare_GBN).sum(1, keepdim=True)
+    scale = product * _inverse(squares)
+    return scale, product * scale
+
+
+def _codes(
+    w_GBN: torch.Tensor, inverse_scale_G1N: torch.Tensor, scheme: QuantisationScheme, out: torch.Tensor
+) -> torch.Tensor:
+    """The codes nearest to the values, as floats in `out`."""
+    return torch.mul(w_GBN, inverse_scale_G1N, out=out).round_().clamp_(scheme.lowest, scheme.highest)
+
+
+def _inverse(values: torch.Tensor) -> torch.Tensor:
+    """1 / x, and 0 where that is beyond float32: such a block becomes zeros."""
+    inverse = values.reciprocal()
+    return inverse.masked_fill_(~inverse.isfinite(), 0)
+
+
+def _sum_of_squares(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float32).double().square())
+
+
+def _check_range(name: str, scales_GN: torch.Tensor) -> None:
+    if bool(scales_GN.isfinite().all()):
+        return
+    kind, limit = str(scales_GN.dtype).removeprefix("torch."), torch.finfo(scales_GN.dtype).max
+    raise UsageError(
+        f"{name} has values too large to be quantised: a scale would be beyond {limit:.6g}, the end of {kind}. Export "
+        "it without --quantize"
+    )
