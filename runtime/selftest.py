@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from blockexport.export.bundle.file_check import check_file
+from blockexport.export.bundle.file_check import changed_sources, check_file
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.models.errors import DamagedBundleError, UsageError
@@ -49,9 +49,8 @@ def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -
             check_file(path, entry, whole=True)
         except UsageError as error:
             raise DamagedBundleError(str(error)) from error
-        for source, made_from in entry.made_from.items():
-            if source not in manifest.files or manifest.files[source].sha256 != made_from:
-                raise DamagedBundleError(f"{path} was made from another {source} than the bundle holds: make it again")
+        for source in changed_sources(manifest, entry.made_from):
+            raise DamagedBundleError(f"{path} was made from another {source} than the bundle holds: make it again")
     progress("files", len(manifest.files), len(manifest.files))
 
 

@@ -6,15 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from blockexport.export.bundle.file_check import file_entry
-from blockexport.export.bundle.manifest import (
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    read_manifest,
-    write_beside_manifest,
-)
-from blockexport.export.output.atomic_write import locked, rename_together
+from blockexport.export.bundle.file_check import changed_sources, file_entry
+from blockexport.export.bundle.manifest import MANIFEST, FileEntry, Manifest, read_manifest
+from blockexport.export.output.atomic_write import locked, partial_file, rename_together
+from blockexport.export.output.disk import disk_errors
 from blockexport.models.errors import UsageError
 
 
@@ -51,8 +46,7 @@ def add_files(
     entries = {name: file_entry(path, made_from) for name, path in files.items()}
     with locked(folder):
         manifest = read_manifest(folder)
-        now = {name: entry.sha256 for name, entry in manifest.files.items()}
-        if any(now.get(name) != sha256 for name, sha256 in made_from.items()):
+        if changed_sources(manifest, made_from):
             raise UsageError(
                 f"{folder} was exported again while {names} was made, which is therefore of the older model and was "
                 "not added: make it again"

@@ -20,6 +20,7 @@ Verify = Literal["sample", "whole", "nothing"]
 
 _PAGE = 4096
 _FIRST, _SPREAD = 16, 240  # pages
+_REMEDY = "copy the whole bundle again, or export it again"
 
 
 def sampled_sha256_of(path: Path) -> str:
@@ -43,6 +44,13 @@ def file_entry(path: Path, made_from: Mapping[str, str] | None = None, *, sha256
     return FileEntry(sha256 or sha256_of(path), path.stat().st_size, sampled_sha256_of(path), dict(made_from or {}))
 
 
+def changed_sources(manifest: Manifest, made_from: Mapping[str, str]) -> list[str]:
+    """Those of the files that something was made from, each with its sha256 then, that the manifest has otherwise now,
+    or not at all."""
+    now = {name: entry.sha256 for name, entry in manifest.files.items()}
+    return [name for name, sha256 in made_from.items() if now.get(name) != sha256]
+
+
 def check_artifact(folder: Path, manifest: Manifest, name: str, verify: Verify) -> None:
     """Compare a file of a bundle, and the files of weights that it was made from and reads, with the manifest.
 
@@ -56,21 +64,27 @@ def check_artifact(folder: Path, manifest: Manifest, name: str, verify: Verify) 
             check_file(folder / part, manifest.files[part], whole=verify == "whole")
 
 
-def check_file(path: Path, listed: FileEntry, *, whole: bool) -> None:
+def check_file(path: Path, listed: FileEntry, *, whole: bool, remedy: str = _REMEDY) -> None:
     """Compare one file with its entry in the manifest: the size, and the SHA-256 of all or of a sample.
+
+    Args:
+        path: the file.
+        listed: its entry.
+        whole: read all of it.
+        remedy: what to do about another file, as a clause.
 
     Raises:
         UsageError: it is missing, or another file.
     """
     if not path.is_file():
-        raise UsageError(f"{path} is missing, and the manifest lists it: copy the whole bundle, or export it again")
+        raise UsageError(f"{path} is missing, and the manifest lists it: {remedy}")
     size = path.stat().st_size
     if size != listed.bytes:
-        raise UsageError(f"{path} has {size} bytes and the manifest says {listed.bytes}: copy the bundle again")
+        raise UsageError(f"{path} has {size} bytes and the manifest says {listed.bytes}: {remedy}")
     digest, expected = (sha256_of(path), listed.sha256) if whole else (sampled_sha256_of(path), listed.sampled_sha256)
     if digest != expected:
         sample = "" if whole else " in its sampled pages"
         raise UsageError(
-            f"{path} has the SHA-256 {digest}{sample} and the manifest says {expected}: it is another file, or was "
-            "changed or damaged. Copy the bundle again"
+            f"{path} has the SHA-256 {digest}{sample} and the manifest says {expected}; it is another file, or was "
+            f"changed or damaged: {remedy}"
         )

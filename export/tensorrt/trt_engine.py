@@ -10,7 +10,9 @@ from pathlib import Path
 
 from blockexport.export.bundle.bundle import add_files
 from blockexport.export.bundle.engine_entry import EngineEntry, Profile, entry_of
-from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, sha256_of
+from blockexport.export.bundle.file_check import check_artifact
+from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest
+from blockexport.export.bundle.stage import addition
 from blockexport.export.bundle.trt_library import ascending
 from blockexport.export.output.atomic_write import partial_path, remove_abandoned
 from blockexport.export.output.disk import check_free_space
@@ -52,13 +54,8 @@ def check_sources(folder: Path, manifest: Manifest) -> None:
     Raises:
         UsageError: a file is missing or has changed.
     """
-    for name in sources_of(folder, manifest):
-        path, entry = folder / name, manifest.files[name]
-        if not path.is_file() or path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
-            raise UsageError(
-                f"{path} is missing or not the file that the manifest lists: an engine of it would prove nothing. "
-                "Export the bundle again"
-            )
+    sources_of(folder, manifest)
+    check_artifact(folder, manifest, ONNX_FILE, "whole")
 
 
 def sources_of(folder: Path, manifest: Manifest) -> dict[str, str]:

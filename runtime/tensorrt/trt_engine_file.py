@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from blockexport.export.bundle.engine_entry import EngineEntry, entry_of
-from blockexport.export.bundle.manifest import Manifest, sha256_of
+from blockexport.export.bundle.file_check import changed_sources, check_file
+from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.bundle.trt_library import TENSORRT_RTX, number_of
 from blockexport.models.errors import UsageError
 
@@ -128,17 +129,10 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
     targets = "".join(f" --compute-capability {target}" for target in entry.compute_capabilities)
     option = targets if entry.backend == TENSORRT_RTX else ""
     again = f"blockexport trt {shlex.quote(str(folder))} --backend {entry.backend}{option} builds it again"
-    if listed is None or not path.is_file():
-        raise UsageError(f"{path} is missing: {again}")
-    size = path.stat().st_size
-    if size != listed.bytes:
-        raise UsageError(f"{path} has {size} bytes and the manifest says {listed.bytes}: {again}, or copy it whole")
-    if sha256_of(path) != listed.sha256:
-        raise UsageError(f"{path} is not the file that the manifest lists (another sha256): {again}")
-    files = manifest.files
-    outdated = [
-        source for source, was in listed.made_from.items() if source not in files or files[source].sha256 != was
-    ]
+    if listed is None:
+        raise UsageError(f"{path} is missing from the manifest's files: {again}")
+    check_file(path, listed, whole=True, remedy=f"{again}, or copy it whole")
+    outdated = changed_sources(manifest, listed.made_from)
     if outdated or entry.weights_digest != manifest.weights_digest:
         raise UsageError(f"{path} was built from another {', '.join(outdated) or 'set of weights'}: {again}")
     newer_is_fine = bool(entry.options.get("version_compatible"))

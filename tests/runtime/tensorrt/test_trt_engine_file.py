@@ -99,10 +99,10 @@ def test_a_damaged_file_is_refused(bundle: tuple[Path, Manifest]) -> None:
     with pytest.raises(UsageError, match=rf"has {len(whole) - 1} bytes and the manifest says {len(whole)}: {again}"):
         open_decoder(folder, "tensorrt-rtx")
     (folder / NAME).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(UsageError, match=rf"is not the file that the manifest lists .*: {again}"):
+    with pytest.raises(UsageError, match=rf"has the SHA-256 .* it is another file.*: {again}"):
         open_decoder(folder, "tensorrt-rtx")
     (folder / NAME).unlink()
-    with pytest.raises(UsageError, match=rf"is missing: {again}"):
+    with pytest.raises(UsageError, match=rf"is missing, and the manifest lists it: {again}"):
         open_decoder(folder, "tensorrt-rtx")
 
 
@@ -134,5 +134,5 @@ def test_a_changed_source_is_not_built_from(bundle: tuple[Path, Manifest]) -> No
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
-    with pytest.raises(UsageError, match=r"model\.safetensors is missing or not the file that the manifest lists"):
+    with pytest.raises(UsageError, match=r"model\.safetensors has the SHA-256 .* it is another file"):
         check_sources(folder, manifest)
