@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from blockexport.export.bundle.trt_library import TENSORRT_RTX
-from blockexport.export.output.atomic_write import partial_path
+from blockexport.export.output.atomic_write import replace_file
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
@@ -56,7 +56,7 @@ def write_project(
         _require_unchanged(place, files)
         place.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            _replace(place / name, content)
+            replace_file(place / name, content)
     return list(files)
 
 
@@ -83,15 +83,6 @@ def _require_unchanged(place: Path, names: Iterable[str]) -> None:
                 f"{path} is not as `blockexport cpp` wrote it, and --force replaces nothing else: move it away, or "
                 "name another folder"
             )
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = partial_path(path)
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _sha256(content: bytes) -> str:

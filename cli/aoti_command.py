@@ -59,12 +59,12 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
-    from blockexport.export.bundle.stage import beside
+    from blockexport.export.bundle.stage import addition
 
     manifest = read_manifest(bundle)
     checkpoint = open_source(manifest, source)
-    # Beside the bundle, so that what passed is moved and not copied.
-    with beside(bundle) as folder:
+    # Inside of the bundle, so that what passed is moved and not copied.
+    with addition(bundle) as folder:
         with console.progress_bar(quiet=quiet) as progress:
             progress("compiling", 0, 1)
             names = compile_package(checkpoint, manifest.interface, manifest.rope_table_rows, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -243,16 +242,11 @@ def _bundle_remains(folder: Path) -> Iterator[None]:
 
 
 def _write_timing_cache(path: Path, content: bytes) -> None:
-    from blockexport.export.output.atomic_write import partial_path
+    from blockexport.export.output.atomic_write import replace_file
     from blockexport.export.output.disk import disk_errors
 
-    partial = partial_path(path)
     with disk_errors(path.parent):
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(path, content)
 
 
 _ONCE = ("model", "output", "fp16", "bf16", "fp32", "force", "beyond_trained_range", "max_sequence_length")

@@ -19,7 +19,7 @@ from blockexport.export.bundle.clone_file import share_blocks
 from blockexport.export.bundle.file_check import check_artifact, file_entry
 from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
 from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
-from blockexport.export.bundle.stage import beside, staged
+from blockexport.export.bundle.stage import addition, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_json_object
@@ -61,7 +61,7 @@ def redeclare(
                 f"{bundle} holds engines built for {manifest.max_sequence_length} slots: name another bundle with -o, "
                 "and build engines for it with `blockexport trt`"
             )
-        with beside(bundle) as folder:
+        with addition(bundle) as folder:
             written = _write(bundle, manifest, max_sequence_length, folder)
             read = {ONNX_FILE: manifest.files[ONNX_FILE].sha256, **manifest.files[ONNX_FILE].made_from}
             changed = add_files(

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
-from blockexport.export.output.atomic_write import locked, partial_path, remove_abandoned
-from blockexport.export.output.hidden_names import shown
+from blockexport.export.output.atomic_write import locked, remove_abandoned
+from blockexport.export.output.hidden_names import partial_path, shown
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
 

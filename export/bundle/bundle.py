@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def add_files(
 
     Args:
         folder: the bundle.
-        files: names in the bundle, and where on its file system the files were made.
+        files: names in the bundle, and where on its file system the files were made, as in an `addition`.
         made_from: the bundle's files that they derive from, with the sha256 of what was read.
         change: what else to change in the manifest.
 
@@ -52,10 +53,16 @@ def add_files(
                 "not added: make it again"
             )
         updated = change(replace(manifest, files={**manifest.files, **entries}))
-        beside = write_beside_manifest(folder, updated)
+        places = [folder / name for name in files]
         try:
-            moves = [(path, folder / name) for name, path in files.items()]
-            rename_together([*moves, (beside, folder / MANIFEST)])
+            with partial_file(folder / MANIFEST) as beside:
+                with disk_errors(folder):
+                    beside.write_bytes(updated.to_bytes())
+                    for place in places:
+                        place.parent.mkdir(exist_ok=True)
+                rename_together([*zip(files.values(), places, strict=True), (beside, folder / MANIFEST)])
         finally:
-            beside.unlink(missing_ok=True)
+            for place in places:
+                with suppress(OSError):  # it holds something
+                    place.parent.rmdir()
     return updated

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from blockexport.export.output.atomic_write import partial_path
+from blockexport.export.output.atomic_write import replace_file
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.ownership import MANIFEST as MANIFEST
 from blockexport.models.config.model_config import ModelConfig
@@ -105,6 +104,10 @@ class Manifest:
         """Plain JSON values."""
         return asdict(self)
 
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode()
+
 
 def tool_versions() -> dict[str, str]:
     """Versions of the packages whose code shapes an artifact."""
@@ -123,30 +126,13 @@ def combined_digest(digests: Iterable[str]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace a bundle's manifest atomically. A sealed bundle's is changed by `add_files`."""
-    partial = write_beside_manifest(folder, manifest)
-    try:
-        os.replace(partial, folder / MANIFEST)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def write_beside_manifest(folder: Path, manifest: Manifest) -> Path:
-    """A file that only has to be renamed to become the bundle's manifest.
+    """Write or replace a bundle's manifest atomically. A sealed bundle's is changed by `add_files`.
 
     Raises:
-        UsageError: the disk is full or cannot be written; no file is left then.
+        UsageError: the disk is full or cannot be written.
     """
-    partial = partial_path(folder / MANIFEST)
-    try:
-        with disk_errors(folder):
-            text = json.dumps(manifest.to_json(), indent=2, sort_keys=True) + "\n"
-            partial.write_text(text, encoding="utf-8")
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    return partial
+    with disk_errors(folder):
+        replace_file(folder / MANIFEST, manifest.to_bytes())
 
 
 def read_manifest(folder: Path) -> Manifest:

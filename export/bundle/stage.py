@@ -10,9 +10,9 @@ from itertools import count
 from pathlib import Path
 
 from blockexport.export.bundle.manifest import Manifest, write_manifest
-from blockexport.export.output.atomic_write import signals_deferred
+from blockexport.export.output.atomic_write import remove_abandoned, signals_deferred
 from blockexport.export.output.disk import disk_errors
-from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
+from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place, partial_path
 from blockexport.export.output.ownership import remove_own
 from blockexport.export.output.place import bundle_place, is_inside, why_taken
 from blockexport.export.output.reservation import reserved
@@ -86,13 +86,8 @@ def staged(target: Path, inputs: Sequence[Path] = (), *, force: bool) -> Iterato
     try:
         with reserved(place):
             bundle_place(target, inputs, force=force)  # the one who held it before may have finished meanwhile
-            folder = hidden_place(place, PARTIAL)
-            with disk_errors(place):
-                folder.mkdir()
-            try:
+            with _made(hidden_place(place, PARTIAL), place) as folder:
                 yield Stage(folder, place, inputs, force=force)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
     finally:
         for parent in created:
             with suppress(OSError):  # it holds the bundle
@@ -100,21 +95,27 @@ def staged(target: Path, inputs: Sequence[Path] = (), *, force: bool) -> Iterato
 
 
 @contextmanager
-def beside(bundle: Path) -> Iterator[Path]:
-    """A hidden folder beside a bundle for what is to be added to it, which must not be replaced meanwhile.
+def addition(bundle: Path) -> Iterator[Path]:
+    """A hidden folder inside of a bundle for what `add_files` is to add to it; it must not be replaced meanwhile.
 
     Raises:
         UsageError: another process is making or replacing the bundle.
     """
-    place = Path(os.path.realpath(bundle))
-    with reserved(place, shared=True):
-        folder = hidden_place(place, PARTIAL)
-        with disk_errors(place):
-            folder.mkdir()
-        try:
+    with reserved(Path(os.path.realpath(bundle)), shared=True):
+        remove_abandoned(bundle)
+        with _made(partial_path(bundle / "addition"), bundle) as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _made(folder: Path, place: Path) -> Iterator[Path]:
+    """A new folder for what is to come to `place`, removed with all that is still in it when the block is left."""
+    with disk_errors(place):
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_parents(parent: Path) -> list[Path]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import secrets
+import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,32 +15,47 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from blockexport.export.output.hidden_names import partial_origin, partial_path
 from blockexport.export.output.lock import NO_LOCKS, FileLock
 
 LOCK = ".manifest.lock"
 ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
-_PARTIAL = re.compile(r"\..+\.(?P<host>.+)-(?P<process>\d+)-[0-9a-f]{8}\.partial", re.DOTALL)
 
 
-def partial_path(path: Path) -> Path:
-    """Where to write what is to become `path`: beside it, hidden, and no other process's or thread's."""
-    return path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+@contextmanager
+def partial_file(path: Path) -> Iterator[Path]:
+    """Where to write what is to become `path`; it is removed unless it has been renamed when the block is left."""
+    partial = partial_path(path)
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Make or replace `path`, which has all of the content at any time, or is as it was."""
+    with partial_file(path) as partial:
+        partial.write_bytes(content)
+        os.replace(partial, path)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the partial files in `folder` of processes of this machine that are gone.
+    """Remove the partial files and folders in `folder` of processes of this machine that are gone.
 
     Those of other machines are left: whether their process lives cannot be seen from here.
     """
     for path in folder.glob(".*.partial"):
-        found = _PARTIAL.fullmatch(path.name)
-        if found is not None and found["host"] == platform.node() and not is_running(int(found["process"])):
-            path.unlink(missing_ok=True)
+        origin = partial_origin(path.name)
+        if origin is not None and origin[0] == platform.node() and not is_running(origin[1]):
+            remove(path)
 
 
-def is_partial(name: str) -> bool:
-    """Whether a file's name is one that `partial_path` gives."""
-    return _PARTIAL.fullmatch(name) is not None
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it; none of them is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_running(process: int) -> bool:
@@ -104,7 +118,7 @@ def rename_together(moves: Sequence[tuple[Path, Path]]) -> None:
     with signals_deferred():
         try:
             for new, place in moves[:-1]:
-                older = partial_path(place) if place.exists() else None
+                older = partial_path(new) if place.exists() else None
                 if older is not None:
                     os.rename(place, older)
                 done.append((new, place, older))

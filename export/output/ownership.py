@@ -8,7 +8,8 @@ from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from blockexport.export.output.atomic_write import LOCK, is_partial
+from blockexport.export.output.atomic_write import LOCK, remove
+from blockexport.export.output.hidden_names import partial_origin
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_bytes
 
@@ -32,7 +33,7 @@ def remove_own(folder: Path) -> bool:
     """Remove a bundle's own files and the folders that are empty then; True when nothing is left."""
     own = [name for name, is_own in _contents(folder, _listed(folder) or frozenset()) if is_own]
     for name in sorted(own, key=lambda name: name == MANIFEST):  # the list itself last, should this be cut short
-        (folder / name).unlink(missing_ok=True)
+        remove(folder / name)
     parents = {parent for name in own for parent in PurePosixPath(name).parents}
     for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
         with suppress(OSError):  # it holds something else
@@ -57,14 +58,11 @@ def _contents(folder: Path, listed: Set[str], below: str = "") -> Iterator[tuple
     folders = {str(parent) for name in listed for parent in PurePosixPath(name).parents}
     for entry in os.scandir(folder / below):
         name = f"{below}{entry.name}"
-        if not entry.is_dir(follow_symlinks=False):
-            yield name, name in listed or is_partial(entry.name)
-        elif name in folders or _only_partials(entry.path):
+        if partial_origin(entry.name) is not None:
+            yield name, True
+        elif not entry.is_dir(follow_symlinks=False):
+            yield name, name in listed
+        elif name in folders:
             yield from _contents(folder, listed, f"{name}/")
         else:
             yield f"{name}/", False
-
-
-def _only_partials(folder: str) -> bool:
-    names = [path.name for path in Path(folder).iterdir()]
-    return bool(names) and all(is_partial(name) for name in names)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from blockexport.export.bundle.bundle import add_files
@@ -14,9 +14,7 @@ from blockexport.export.bundle.file_check import check_artifact
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest
 from blockexport.export.bundle.stage import addition
 from blockexport.export.bundle.trt_library import ascending
-from blockexport.export.output.atomic_write import partial_path, remove_abandoned
 from blockexport.export.output.disk import check_free_space
-from blockexport.export.output.reservation import reserved
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
 from blockexport.export.tensorrt.trt_build import Built
 from blockexport.models.errors import UsageError
@@ -76,9 +74,7 @@ def sources_of(folder: Path, manifest: Manifest) -> dict[str, str]:
 
 @contextmanager
 def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bool = False) -> Iterator[Path]:
-    """An empty file beside the place of the engine `name`, to write it into and to hand to `place_engine`.
-
-    Whatever was not placed when the block is left is removed, and so is a folder of engines that holds none.
+    """An empty file to write the engine `name` into and to hand to `place_engine`; one that was not placed is removed.
 
     Args:
         folder: the bundle.
@@ -93,33 +89,17 @@ def staged_engine(folder: Path, manifest: Manifest, name: str, *, weightless: bo
     for other in manifest.engines.keys() - {name}:
         entry_of(manifest, other)
     path = folder / name
+    if os.path.lexists(path.parent) and not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder and engines are to lie there: remove it")
     if path.is_dir():
         raise UsageError(f"{path} is a folder and the engine is to lie there: remove it")
     if not weightless:
         weights = sum(manifest.files[source].bytes for source in sources_of(folder, manifest))
         check_free_space(folder, int(weights * ROOM))
-    partial = partial_path(path)
-    with reserved(Path(os.path.realpath(folder)), shared=True):
-        _create(partial)
-        try:
-            remove_abandoned(path.parent)
-            remove_abandoned(folder)
-            yield partial
-        finally:
-            partial.unlink(missing_ok=True)
-            with suppress(OSError):
-                path.parent.rmdir()  # leaves a folder that holds anything
-
-
-def _create(partial: Path) -> None:
-    """An empty file, and its folder; another process that failed may be removing the folder at this moment."""
-    while True:
-        try:
-            partial.parent.mkdir(exist_ok=True)
-        except FileExistsError as error:
-            raise UsageError(f"{partial.parent} is no folder and engines are to lie there: remove it") from error
-        with suppress(FileNotFoundError):
-            return partial.touch(exist_ok=False)
+    with addition(folder) as hidden:
+        partial = hidden / path.name
+        partial.touch()
+        yield partial
 
 
 def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, built_from: Manifest) -> Manifest:

@@ -204,8 +204,9 @@ def test_force_replaces_a_bundle_through_a_link(path: str, made: Path, home: Pat
     (home / "link-to-link").symlink_to("link-to-old")
     (home / "folder").mkdir()
     before = {each.name for each in home.iterdir()}
-    (home / "old" / "engines").mkdir()
-    (home / "old" / "engines" / ".x.engine.host-999999999-00000000.partial").touch()  # of a build that was killed
+    killed = home / "old" / ".addition.host-999999999-00000000.partial"
+    killed.mkdir()
+    (killed / "x.engine").touch()  # of a build that was killed
     (home / "old" / "stale").touch()
     manifest = json.loads((home / "old" / "manifest.json").read_text())
     manifest["files"]["stale"] = manifest["files"]["model.onnx"]
@@ -213,7 +214,7 @@ def test_force_replaces_a_bundle_through_a_link(path: str, made: Path, home: Pat
     assert run("onnx", "in", path) == 0
     assert {each.name for each in home.iterdir()} == before
     assert (home / "link-to-old").readlink() == Path("old")
-    assert not (home / "old" / "stale").exists() and not (home / "old" / "engines").exists()
+    assert not (home / "old" / "stale").exists() and not killed.exists()
 
 
 def test_a_bundle_that_was_redeclared_in_place_holds_its_own_files_alone(made: Path, home: Path) -> None:

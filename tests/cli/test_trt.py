@@ -131,7 +131,7 @@ def building(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`blockexport trt` in the middle of its build."""
     command = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())", "trt"]
     with subprocess.Popen([*command, str(bundle), *ADA], stderr=subprocess.PIPE, start_new_session=True) as process:
-        while not list(bundle.glob("engines/.*.partial")):
+        while not list(bundle.glob(".*.partial")):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(2)  # into the build, of which seconds are left

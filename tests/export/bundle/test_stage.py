@@ -16,7 +16,7 @@ import pytest
 
 from blockexport.cli.main import main
 from blockexport.export.bundle.manifest import Manifest, read_manifest
-from blockexport.export.bundle.stage import Stage, beside, staged
+from blockexport.export.bundle.stage import Stage, addition, staged
 from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
 from blockexport.export.output.reservation import reserved
 from blockexport.models.errors import UsageError
@@ -91,19 +91,17 @@ def test_a_command_that_comes_second(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from blockexport.export.bundle.stage import beside, staged
-how = {"staged": lambda path: staged(path, force=False), "beside": beside}[sys.argv[2]]
-with how(Path(sys.argv[1])) as stage:
-    (getattr(stage, "folder", stage) / "half").write_text("half")
+from blockexport.export.bundle.stage import staged
+with staged(Path(sys.argv[1]), force=False) as stage:
+    (stage.folder / "half").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize("next_one", ["b", "another"])
-@pytest.mark.parametrize("how", ["staged", "beside"])
-def test_what_a_killed_process_left_is_removed_by_the_next(how: str, next_one: str, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_by_the_next(next_one: str, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "b"), how])
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "b")])
     assert done.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 3, "the folder in the making and the lock"
     with staged(tmp_path / next_one, force=False) as stage:
@@ -138,13 +136,13 @@ def test_a_bundle_whose_replacement_was_killed_between_the_renames_comes_back(ma
 
 def test_a_bundle_is_not_replaced_while_something_is_added(made: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(made, tmp_path / "b"))
-    with beside(place) as one, beside(place) as other:
+    with addition(place) as one, addition(place) as other:
         assert one != other and one.is_dir() and other.is_dir()
         with pytest.raises(UsageError, match="is in use by process"), staged(place, force=True):
             pytest.fail("it is being added to")
-    with staged(place, force=True), pytest.raises(UsageError, match="is in use by process"), beside(place):
+    with staged(place, force=True), pytest.raises(UsageError, match="is in use by process"), addition(place):
         pytest.fail("it is being replaced")
-    assert names(tmp_path) == {"b"}
+    assert names(tmp_path) == {"b"} and names(place) == names(made)
 
 
 def others_bundle(place: Path) -> None:

@@ -22,7 +22,8 @@ from blockexport.export.bundle import bundle as bundles
 from blockexport.export.bundle.bundle import add_files
 from blockexport.export.bundle.engine_entry import engine_name, engines_of
 from blockexport.export.bundle.manifest import Manifest, read_manifest, sha256_of, write_manifest
-from blockexport.export.output.atomic_write import LOCK, locked, partial_path, remove_abandoned, rename_together
+from blockexport.export.output.atomic_write import LOCK, locked, remove_abandoned, rename_together
+from blockexport.export.output.hidden_names import partial_path
 from blockexport.export.tensorrt.trt_engine import check_sources, place_engine, staged_engine
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
@@ -145,7 +146,7 @@ def test_a_bundle_that_changed_meanwhile_is_not_given_the_engine(bundle: Path) -
 def test_a_bundle_that_was_replaced_meanwhile(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     with staged_engine(bundle, manifest, NAME) as partial:
-        shutil.rmtree(bundle / "engines")
+        shutil.rmtree(partial.parent)
         with pytest.raises(UsageError, match=r"was replaced while .* was made"):
             place_engine(bundle, partial, NAME, made_up_entry(manifest), manifest)
 
@@ -169,7 +170,7 @@ def test_an_interruption_leaves_the_bundle_as_it_was(
     before = files(bundle)
     patches: dict[str, tuple[Any, str, Any]] = {
         "hash": (bundles, "file_entry", _stop),
-        "manifest": (bundles, "write_beside_manifest", _stop),
+        "manifest": (Manifest, "to_bytes", _stop),
         "first rename": (os, "rename", _rename_but_stop_at(0)),
         "second rename": (os, "rename", _rename_but_stop_at(int(older))),
         "last rename": (os, "replace", _stop),
@@ -220,7 +221,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(bundle: Path) -> None
     add_made_up_engine(bundle)
     other = "engines/tensorrt-rtx-sm120-fp16.engine"
     assert subprocess.run([sys.executable, "-c", KILLED, str(bundle), other]).returncode == -signal.SIGKILL
-    assert len(list((bundle / "engines").glob(".*.partial"))) == 1
+    assert [path.name for path in bundle.glob(".*.partial/*")] == [Path(other).name]
     add_made_up_engine(bundle, content=b"newer")
     assert_whole(bundle, NAME)
 
