@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from blockexport.export.bundle.external_data import external_places
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
-from blockexport.export.bundle.model_bounds import check_bounds
+from blockexport.export.bundle.onnx_file import read_onnx, require_file, require_weights
 from blockexport.export.bundle.rope_file import COS, SIN
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
-from blockexport.models.regular_file import is_there, read_bytes, require_readable
 
-PROTOBUF_BYTES = 1 << 31
-"""The most that protobuf reads of one message."""
 REMEDY = "Copy the whole bundle again, or export it again"
 
 
@@ -31,15 +26,8 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
             not those of the manifest.
     """
     path = folder / ONNX_FILE
-    _require_file(path)
-    content = read_bytes(path, PROTOBUF_BYTES)
-    try:
-        model = onnx.load_model_from_string(content)
-    except (DecodeError, ValueError) as error:
-        raise UsageError(f"{path} is not a readable ONNX file ({error}). {REMEDY}") from error
-    if not model.graph.node:  # protobuf reads many another file as a message of unknown fields
-        raise UsageError(f"{path} is not a readable ONNX file (there is no graph in it). {REMEDY}")
-    check_bounds(model, path)
+    require_file(path, REMEDY)
+    model = read_onnx(path, REMEDY)
     _check_interface(path, "inputs", model.graph.input, manifest.inputs)
     _check_interface(path, "outputs", model.graph.output, manifest.outputs)
     for tensor in model.graph.initializer:
@@ -48,7 +36,7 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
                 f"{path} has {tensor.dims[0]} rows in its RoPE table {tensor.name}, and the manifest says "
                 f"{manifest.rope_table_rows}. {REMEDY}"
             )
-    _check_weights(path, model)
+    require_weights(model, path, REMEDY)
     return model
 
 
@@ -65,14 +53,6 @@ def declare_max_sequence_length(
     for value in (*model.graph.input, *model.graph.output):
         if value.name.startswith(caches):
             value.type.tensor_type.shape.dim[2].dim_value = max_sequence_length
-
-
-def _require_file(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder, and has to be a file. {REMEDY}")
-    if not is_there(path):
-        raise UsageError(f"{path} is missing. {REMEDY}")
-    require_readable(path)
 
 
 def _check_interface(path: Path, kind: str, values: Sequence[onnx.ValueInfoProto], listed: Sequence[Port]) -> None:
@@ -116,24 +96,3 @@ def _some(names: Sequence[str]) -> str:
     if len(names) <= 4:
         return ", ".join(names) or "none"
     return f"{', '.join(names[:4])} ... ({len(names)} in all)"
-
-
-def _check_weights(path: Path, model: onnx.ModelProto) -> None:
-    """Every piece of a weights file that the graph points to is there."""
-    sizes: dict[str, int] = {}
-    for place in external_places(model, path):
-        file = path.parent / place.location
-        if place.location not in sizes:
-            _require_file(file)
-            sizes[place.location] = file.stat().st_size
-        if place.needed is not None and place.length not in (None, place.needed):
-            raise UsageError(
-                f"{path} says that the values of {place.tensor} have {place.length} bytes, and its shape and type need "
-                f"{place.needed}. {REMEDY}"
-            )
-        end = place.offset + (place.needed or place.length or 0)
-        if end > sizes[place.location]:
-            raise UsageError(
-                f"{file} has {sizes[place.location]} bytes and ends before {place.tensor}, which the graph reads up to "
-                f"byte {end}. {REMEDY}"
-            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from onnx.parser import ParseError
 from onnx.serialization import registry
 
 from blockexport.export.bundle.model_bounds import check_bounds
+from blockexport.export.bundle.onnx_file import onnx_content
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import open_regular
 
 _REMEDY = "Give a bundle's model.onnx, or any other"
-_LIMIT = 2 << 30  # bytes: protobuf's own
 _WEIGHT = 1 << 16  # bytes: a tensor beyond is a weight, and nothing that decides a shape
 
 
@@ -30,7 +28,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
     Raises:
         UsageError: there is no such file, it is no regular file, too large, not ONNX, or beyond what can be followed.
     """
-    content = _content(path)
+    content = onnx_content(path, _REMEDY)
     form = registry.get_format_from_file_extension(path.suffix)
     model = _textual(content, form) or _binary(path, content, form)
     if not model.graph.node:
@@ -41,19 +39,6 @@ def read_graph(path: Path) -> onnx.ModelProto:
             tensor.ClearField("raw_data")
             tensor.data_location = onnx.TensorProto.EXTERNAL
     return model
-
-
-def _content(path: Path) -> bytes:
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= _LIMIT:
-            content = file.read(_LIMIT + 1)
-            size = len(content)  # some files, such as those in /proc, do not tell it before
-    if size > _LIMIT:
-        raise UsageError(
-            f"{path} has {size} bytes, and an ONNX file has {_LIMIT} at most, with larger weights beside it. {_REMEDY}"
-        )
-    return content
 
 
 def _textual(content: bytes, form: str | None) -> onnx.ModelProto | None:

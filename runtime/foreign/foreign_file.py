@@ -9,12 +9,9 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from blockexport.export.bundle.check_graph import PROTOBUF_BYTES
-from blockexport.export.bundle.model_bounds import check_bounds
 from blockexport.models import io_names
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import is_there, read_bytes, require_readable
 from blockexport.runtime.foreign.foreign_convention import ATTENTION, Convention, sizes_of
 from blockexport.runtime.foreign.names import USE_CACHE_BRANCH
 
@@ -43,33 +40,6 @@ class ForeignFile:
         if condition is None:
             return [self]
         return [replace(self, model=_taken(self.model, condition, name), edited=True) for name in _BRANCHES]
-
-
-def read_model(path: Path) -> onnx.ModelProto:
-    """The graph of an ONNX file, without the weights that are in other files.
-
-    Raises:
-        UsageError: the file is no ONNX, or a file of weights that it names is not there.
-    """
-    content = read_bytes(path, PROTOBUF_BYTES)
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf's errors share no public base class
-        raise UsageError(f"{path} is not an ONNX file: {error}") from error
-    # Protobuf reads many a file of another kind as a message of unknown fields.
-    if not model.graph.node:
-        raise UsageError(f"{path} is not an ONNX file: there is no graph in it")
-    check_bounds(model, path)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key != "location":
-                continue
-            if not is_there(path.parent / entry.value):
-                raise UsageError(
-                    f"{path} keeps its weights in {entry.value}, which is not beside it: put the file there"
-                )
-            require_readable(path.parent / entry.value)
-    return model
 
 
 _BRANCHES = ("then_branch", "else_branch")  # with a cache, and without

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from blockexport.export.bundle.onnx_file import read_onnx, require_weights
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.runtime.foreign.foreign_convention import Cache, recognise
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
-from blockexport.runtime.foreign.foreign_file import ForeignFile, check_architecture, read_model
+from blockexport.runtime.foreign.foreign_file import ForeignFile, check_architecture
 from blockexport.runtime.foreign.growing_cache import GrowingCacheDecoder
 from blockexport.runtime.foreign.shared_cache import SharedCacheDecoder
 from blockexport.runtime.foreign.static_cache import StaticCacheDecoder
 
+_REMEDY = "Name the ONNX file of a decoder, with the files of its weights beside it"
 DEFAULT_SLOTS = 512  # room for the judged prompt, its decode steps, and a way to go to the last of them
 _DECODERS: Mapping[Cache, type[ForeignDecoder]] = {
     Cache.GROWING: GrowingCacheDecoder,
@@ -35,7 +37,8 @@ def read_foreign(paths: Sequence[Path], mapped: Mapping[str, str] | None = None)
     """
     files = []
     for path in paths:
-        model = read_model(path)
+        model = read_onnx(path, _REMEDY)
+        require_weights(model, path, _REMEDY)
         files.append(ForeignFile(path, model, recognise(model, path, mapped)))
     files.sort(key=lambda file: file.convention.cache is Cache.NONE)
     kinds = [file.convention.cache for file in files]

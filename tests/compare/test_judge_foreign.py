@@ -163,8 +163,11 @@ def test_bad_input_is_one_message(made: Path, tmp_path: Path, capsys: pytest.Cap
         (["--model", source], "there is nothing to judge"),
         (["--onnx", growing, "--model", source, "--backend", "pt2"], "runs on onnxruntime"),
         (["--onnx", tmp_path / "none.onnx", "--model", source], "there is no file"),
-        (["--onnx", tmp_path / "text.onnx", "--model", source], "is not an ONNX file"),
-        (["--onnx", tmp_path / "alone.onnx", "--model", source], "model.onnx.data, which is not beside it"),
+        (["--onnx", tmp_path / "text.onnx", "--model", source], "is not a readable ONNX file"),
+        (
+            ["--onnx", tmp_path / "alone.onnx", "--model", source],
+            "model.onnx.data is missing. alone.onnx keeps its weights there",
+        ),
         (["--onnx", growing, "--model", wide], "is empty"),
         (["--onnx", growing, "--model", source, "-M", "513"], "more than the 512 positions"),
     ]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from blockexport.export.bundle.onnx_file import read_onnx
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
@@ -20,7 +21,7 @@ from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.foreign.foreign_convention import recognise
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
-from blockexport.runtime.foreign.foreign_file import check_architecture, read_model
+from blockexport.runtime.foreign.foreign_file import check_architecture
 from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
 from tests.exported import export, random_model
 from tests.foreign_files import (
@@ -258,20 +259,20 @@ def test_one_layer_of_another_kind_is_refused(files: dict[str, Path], tmp_path: 
 
     path = changed(files["shared"], tmp_path / "odd.onnx", disconnect)
     with pytest.raises(UsageError, match=r"in some layers and not for past_key_values\.0\.key"):
-        recognise(read_model(path), path)
+        recognise(read_onnx(path, ""), path)
 
 
 def test_quantised_weights_are_not_judged(files: dict[str, Path], tmp_path: Path) -> None:
     path = changed(files["shared"], tmp_path / "odd.onnx", _operator("MatMulBnb4"))
     with pytest.raises(NotJudgedError, match=r"quantised weights \(MatMulBnb4\)"):
-        recognise(read_model(path), path)
+        recognise(read_onnx(path, ""), path)
 
 
 def test_a_file_of_a_bundle_is_sent_back_to_its_bundle(tmp_path: Path) -> None:
     export(random_model(), tmp_path / "bundle")
     path = tmp_path / "bundle" / "model.onnx"
     with pytest.raises(UsageError, match=rf"blockexport compare {tmp_path}/bundle$"):
-        recognise(read_model(path), path)
+        recognise(read_onnx(path, ""), path)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_a_file_of_a_bundle_is_sent_back_to_its_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["growing", "shared"])
 def test_another_architecture_is_refused(field: str, kind: str, files: dict[str, Path], source: Path) -> None:
     config = open_checkpoint(str(source)).config
-    model = read_model(files[kind])
+    model = read_onnx(files[kind], "")
     convention = recognise(model, files[kind])
     check_architecture(model, convention, config, files[kind])
     other = replace(config, **{field: getattr(config, field) + 1})
@@ -292,14 +293,14 @@ def test_files_that_are_no_onnx(files: dict[str, Path], source: Path, tmp_path: 
     for name, content in (("text", b"no model at all\n"), ("empty", b""), ("blob", bytes(range(256)))):
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(UsageError, match="is not an ONNX file"):
-            read_model(path)
-    with pytest.raises(UsageError, match="is not an ONNX file"):
-        read_model(source / "model.safetensors")
+        with pytest.raises(UsageError, match=r"is not a readable ONNX file .* Name the ONNX file of a decoder"):
+            read_foreign([path])
+    with pytest.raises(UsageError, match="is not a readable ONNX file"):
+        read_foreign([source / "model.safetensors"])
     alone = tmp_path / "alone.onnx"
     alone.write_bytes(files["shared"].read_bytes())
-    with pytest.raises(UsageError, match=r"keeps its weights in model\.onnx\.data, which is not beside it"):
-        read_model(alone)
+    with pytest.raises(UsageError, match=r"model\.onnx\.data is missing\. alone\.onnx keeps its weights there"):
+        read_foreign([alone])
 
 
 def test_more_positions_than_the_model_has_are_refused(files: dict[str, Path], source: Path) -> None:
