@@ -89,7 +89,7 @@ def foreign_names_page() -> str:
             *(row(caches.tool, names(caches.past), names(caches.present or ())) for caches in CACHES),
             "\nThe other inputs by role, which is what `--map ROLE=NAME` takes:\n",
             *(row("role", "names"), row(*["---"] * 2)),
-            *(row(f"`{role}`", names((role, *others))) for role, others in INPUTS.items()),
+            *(row(f"`{role}`", names((role, *known.others))) for role, known in INPUTS.items()),
             f"\nEvery role: {names(ROLES)}.\n",
         ]
     )

@@ -35,22 +35,6 @@ from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.names import Names, name_roles
 
 _TYPES = {number: element.torch_dtype for number, element in BY_ONNX.items()}
-_INTEGERS = (torch.int32, torch.int64)
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# What an input may be: ranks, and types for each.
-_MASKS = {2: (*_INTEGERS, torch.bool), 4: (torch.bool, *_FLOATS)}
-_KNOWN: Mapping[str, Mapping[int, tuple[torch.dtype, ...]]] = {
-    io_names.INPUT_IDS: {2: _INTEGERS},
-    roles.ATTENTION_MASK: _MASKS,
-    roles.FULL_MASK: _MASKS,
-    roles.WINDOW_MASK: _MASKS,
-    io_names.POSITION_IDS: {2: _INTEGERS},
-    roles.CACHE_POSITION: {1: _INTEGERS},
-    roles.NUM_LOGITS_TO_KEEP: {0: _INTEGERS, 1: _INTEGERS},
-    roles.USE_CACHE_BRANCH: {0: (torch.bool,), 1: (torch.bool,)},
-    roles.CUMULATIVE_LENGTH: {0: _INTEGERS, 1: _INTEGERS},
-    roles.WINDOW: {0: _INTEGERS, 1: _INTEGERS},
-}
 _QUANTISED = re.compile(
     r"MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|.*BlockQuantized|QMoE"
 )
@@ -203,7 +187,7 @@ def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) 
             continue
         value = inputs[name]
         dtype, sizes = _TYPES.get(value.type.tensor_type.elem_type), sizes_of(value)
-        known = _KNOWN[re.sub(r"\.\d+$", ".{i}", role)]
+        known = roles.INPUTS[re.sub(r"\.\d+$", ".{i}", role)].forms
         if dtype is None or dtype not in known.get(len(sizes), ()):
             kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
             allowed = "; ".join(
@@ -271,7 +255,7 @@ def _cache_shape(
     caches = [values[given[role]] for role in wanted(layers)]
     kinds = {(value.type.tensor_type.elem_type, len(sizes_of(value))) for value in caches}
     shape = sizes_of(caches[0])
-    if len(kinds) > 1 or _TYPES.get(caches[0].type.tensor_type.elem_type) not in _FLOATS or len(shape) != 4:
+    if len(kinds) > 1 or _TYPES.get(caches[0].type.tensor_type.elem_type) not in roles.FLOATS or len(shape) != 4:
         listed = sorted(f"{onnx.TensorProto.DataType.Name(kind)} of {rank} dimensions" for kind, rank in kinds)
         raise UsageError(
             f"{path} has caches of {' and '.join(listed)}: known is [batch, key/value heads, length, head_dim] in one "

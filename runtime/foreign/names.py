@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+import torch
 
 from blockexport.export.bundle.cache_flow import CacheFlow
 from blockexport.export.bundle.flat_graph import FlatGraph
@@ -64,22 +65,39 @@ CACHES: tuple[CacheNames, ...] = (
 )
 """Conventions of names for caches. A new one is a row here."""
 
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    io_names.INPUT_IDS: ("input.input_ids",),
-    ATTENTION_MASK: (),
-    FULL_MASK: (),
-    WINDOW_MASK: (),
-    io_names.POSITION_IDS: (),
-    CACHE_POSITION: (),
-    NUM_LOGITS_TO_KEEP: ("logits_to_keep",),
-    USE_CACHE_BRANCH: (),
-    CUMULATIVE_LENGTH: ("input.cache.layers.{i}.cumulative_length",),
-    WINDOW: ("input.cache.layers.{i}._sliding_window_tensor",),
+_INTEGERS = (torch.int32, torch.int64)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+Forms = Mapping[int, tuple[torch.dtype, ...]]
+"""The ranks that an input may have, and the types in each."""
+_ROWS: Forms = {2: _INTEGERS}
+_NUMBER: Forms = {0: _INTEGERS, 1: _INTEGERS}
+_MASK: Forms = {2: (*_INTEGERS, torch.bool), 4: (torch.bool, *FLOATS)}
+
+
+@dataclass(frozen=True)
+class InputRole:
+    """An input that is no cache: the forms it may have, and what tools call it beside the role's own name."""
+
+    forms: Forms
+    others: tuple[str, ...] = ()
+
+
+INPUTS: Mapping[str, InputRole] = {
+    io_names.INPUT_IDS: InputRole(_ROWS, ("input.input_ids",)),
+    ATTENTION_MASK: InputRole(_MASK),
+    FULL_MASK: InputRole(_MASK),
+    WINDOW_MASK: InputRole(_MASK),
+    io_names.POSITION_IDS: InputRole(_ROWS),
+    CACHE_POSITION: InputRole({1: _INTEGERS}),
+    NUM_LOGITS_TO_KEEP: InputRole(_NUMBER, ("logits_to_keep",)),
+    USE_CACHE_BRANCH: InputRole({0: (torch.bool,), 1: (torch.bool,)}),
+    CUMULATIVE_LENGTH: InputRole(_NUMBER, ("input.cache.layers.{i}.cumulative_length",)),
+    WINDOW: InputRole(_NUMBER, ("input.cache.layers.{i}._sliding_window_tensor",)),
 }
-"""Roles of the other inputs, and what tools call them beside the role's own name."""
+"""The other inputs by role."""
 
 _INPUT_TEMPLATES = [
-    *((role, name) for role, others in INPUTS.items() for name in (role, *others)),
+    *((role, name) for role, known in INPUTS.items() for name in (role, *known.others)),
     *(pair for row in CACHES for pair in zip((PAST_KEY, PAST_VALUE), row.past, strict=True)),
 ]
 _OUTPUT_TEMPLATES = [
