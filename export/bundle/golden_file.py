@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from blockexport.models import io_names
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, open_regular
 
@@ -68,7 +69,7 @@ def write_golden(folder: Path, golden: GoldenVectors) -> str:
         ValueError: sizes that contradict each other, or a limit that is not positive (a bug of the caller's).
     """
     _check(golden)
-    first, last = ("inputs_embeds", "hidden_states") if golden.headless else ("input_ids", "logits")
+    first, last = _names(headless=golden.headless)
     tensors = {
         first: golden.inputs.to(torch.float32 if golden.headless else torch.int64),
         "prefill": torch.tensor([golden.prefill], dtype=torch.int64),
@@ -94,12 +95,12 @@ def read_golden(folder: Path) -> GoldenVectors:
     try:
         with open_regular(path) as file:
             tensors = load(file.read())
-        headless = "inputs_embeds" in tensors
+        first, last = _names(headless=io_names.INPUTS_EMBEDS in tensors)
         golden = GoldenVectors(
-            inputs=tensors["inputs_embeds" if headless else "input_ids"],
+            inputs=tensors[first],
             prefill=int(tensors["prefill"]),
             positions_P=tensors["positions"],
-            outputs_PV=tensors["hidden_states" if headless else "logits"],
+            outputs_PV=tensors[last],
             tolerance_P=tensors["tolerance"],
             rms_tolerance=float(tensors["rms_tolerance"]),
         )
@@ -107,6 +108,11 @@ def read_golden(folder: Path) -> GoldenVectors:
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"{path} is damaged ({error}): export the bundle again") from error
     return golden
+
+
+def _names(*, headless: bool) -> tuple[str, str]:
+    """What inputs and outputs are called in the file."""
+    return (io_names.INPUTS_EMBEDS, io_names.HIDDEN_STATES) if headless else (io_names.INPUT_IDS, io_names.LOGITS)
 
 
 def _check(golden: GoldenVectors) -> None:

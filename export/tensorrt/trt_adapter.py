@@ -46,20 +46,13 @@ class BuildOptions:
 
 # Why TensorRT for RTX has none of these, by the name of the option. The last two were measured with 1.7.1.
 _NOT_IN_RTX = {
-    "timing_cache": ("--timing-cache", "it times no tactics while it builds, and its timing cache is a no-op"),
-    "hardware_compatibility": (
-        "--hardware-compatibility",
-        "it ignores the setting: give every compute capability that the engine is for with --compute-capability",
-    ),
-    "version_compatible": ("--version-compatible", "it ships no lean runtime: rebuild for each version"),
-    "builder_optimization_level": (
-        "--builder-optimization-level",
-        "its engines are the same at every level, because kernels are compiled when the engine is loaded",
-    ),
-    "key_value_lengths": (
-        "--key-value-lengths",
-        "it takes the lengths and emits the same attention kernels, so nothing would be gained",
-    ),
+    "timing_cache": "it times no tactics while it builds, and its timing cache is a no-op",
+    "hardware_compatibility": "it ignores the setting: give every compute capability that the engine is for with "
+    "--compute-capability",
+    "version_compatible": "it ships no lean runtime: rebuild for each version",
+    "builder_optimization_level": "its engines are the same at every level, because kernels are compiled when the "
+    "engine is loaded",
+    "key_value_lengths": "it takes the lengths and emits the same attention kernels, so nothing would be gained",
 }
 
 
@@ -90,8 +83,9 @@ class Adapter:
         if not self.is_rtx:
             return
         asked = options.to_json()
-        for name, (flag, reason) in _NOT_IN_RTX.items():
+        for name, reason in _NOT_IN_RTX.items():
             if name in asked:
+                flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} is not for tensorrt-rtx {self.version}: {reason}. Leave it out")
 
     def check_precision(self, precision: Precision, targets: Sequence[str]) -> None:

@@ -53,23 +53,24 @@ def _concat(call: Call) -> torch.Tensor:
     return torch.cat([call.need(i) for i in range(len(call.inputs))], dim=int(call.attribute("axis")))
 
 
-def _gather(call: Call) -> torch.Tensor:
-    x, indices, axis = call.need(0), call.need(1), int(call.attribute("axis", 0))
-    size = x.shape[axis]
+def _indices(call: Call, axis: int) -> torch.Tensor:
+    """The second input as indices into an axis of the first, those that count from its end turned round."""
+    indices, size = call.need(1), call.need(0).shape[axis]
     if indices.numel() and not -size <= int(indices.min()) <= int(indices.max()) < size:
         raise call.refuse(f"indices {int(indices.min())}..{int(indices.max())} leave an axis of {size}")
-    flat = torch.where(indices < 0, indices + size, indices).reshape(-1)
-    picked = x.index_select(axis, flat)
-    axis %= x.ndim
-    return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return torch.where(indices < 0, indices + size, indices)
+
+
+def _gather(call: Call) -> torch.Tensor:
+    x = call.need(0)
+    axis = int(call.attribute("axis", 0)) % x.ndim
+    indices = _indices(call, axis)
+    return x.index_select(axis, indices.reshape(-1)).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
 def _gather_elements(call: Call) -> torch.Tensor:
-    x, indices, axis = call.need(0), call.need(1), int(call.attribute("axis", 0))
-    size = x.shape[axis]
-    if indices.numel() and not -size <= int(indices.min()) <= int(indices.max()) < size:
-        raise call.refuse(f"indices {int(indices.min())}..{int(indices.max())} leave an axis of {size}")
-    return x.gather(axis, torch.where(indices < 0, indices + size, indices))
+    axis = int(call.attribute("axis", 0))
+    return call.need(0).gather(axis, _indices(call, axis))
 
 
 def _reduce_max(call: Call) -> torch.Tensor:
