@@ -64,7 +64,7 @@ def number_of(version: str) -> tuple[int, ...]:
 
 
 def _logger(trt: Any) -> Any:
-    """A logger that keeps errors and warnings instead of printing them.
+    """A logger that keeps errors and prints nothing.
 
     TensorRT keeps the first logger it is given for the life of the process, so there is one per backend.
     """
@@ -73,24 +73,15 @@ def _logger(trt: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._errors: list[str] = []
-            self._warnings: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self._errors.append(message.strip())
-            elif severity == trt.ILogger.WARNING:
-                self._warnings.append(message.strip())
 
         def drain(self) -> str:
             """The first error since the last call, which is the cause of those behind it; empty when there is none."""
             first = next(iter(self._errors), "")
             self._errors.clear()
             return first
-
-        def drain_warnings(self) -> list[str]:
-            """The warnings since the last call."""
-            warnings = list(self._warnings)
-            self._warnings.clear()
-            return warnings
 
     return Log()

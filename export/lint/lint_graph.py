@@ -67,11 +67,6 @@ def examine(model: onnx.ModelProto) -> Examination:
     return Examination(findings, len(flow.inputs))
 
 
-def lint(model: onnx.ModelProto) -> list[LintFinding]:
-    """The findings on a graph."""
-    return examine(model).findings
-
-
 def require_clean(path: Path) -> None:
     """The preflight of a build.
 

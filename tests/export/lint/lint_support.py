@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from blockexport.export.lint.lint_finding import LintFinding
-from blockexport.export.lint.lint_graph import lint
+from blockexport.export.lint.lint_graph import examine
 from tests.export.tensorrt.trt_support import (
     BATCH,
     CACHE,
@@ -88,6 +88,11 @@ def function(
     return helper.make_function(
         domain, name, list(inputs), list(outputs), list(nodes), [helper.make_opsetid("", opset)]
     )
+
+
+def lint(model: onnx.ModelProto) -> list[LintFinding]:
+    """The findings on a graph."""
+    return examine(model).findings
 
 
 def rules(model: onnx.ModelProto) -> set[str]:

@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from blockexport.export.lint.lint_finding import Fate
-from blockexport.export.lint.lint_graph import Examination, lint, lint_file, require_clean
+from blockexport.export.lint.lint_graph import Examination, lint_file, require_clean
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
-from tests.export.lint.lint_support import READ, WRITES
+from tests.export.lint.lint_support import READ, WRITES, lint
 from tests.export.tensorrt.trt_support import (
     BATCH,
     CACHE,

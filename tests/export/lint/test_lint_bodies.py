@@ -9,7 +9,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from blockexport.export.lint.lint_finding import Fate
-from blockexport.export.lint.lint_graph import lint
 from blockexport.models.errors import UsageError
 from tests.export.lint.lint_support import (
     NEW,
@@ -20,6 +19,7 @@ from tests.export.lint.lint_support import (
     found,
     function,
     graph_of,
+    lint,
     node,
     rules,
     value,

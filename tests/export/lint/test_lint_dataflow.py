@@ -14,13 +14,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from blockexport.export.lint.lint_finding import Fate
-from blockexport.export.lint.lint_graph import lint
 from tests.export.lint.lint_support import (
     READ,
     WRITES,
     assert_builds,
     constant,
     found,
+    lint,
     node,
     rules,
     value,

@@ -10,7 +10,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from blockexport.export.lint.lint_graph import lint
 from tests.export.lint.lint_support import (
     HIDDEN,
     NEW,
@@ -20,6 +19,7 @@ from tests.export.lint.lint_support import (
     constant,
     function,
     graph_of,
+    lint,
     node,
     rules,
     value,
