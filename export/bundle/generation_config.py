@@ -7,7 +7,7 @@ Keys and neutral values are those of transformers' GenerationConfig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,13 @@ def read_generation_config(path: Path) -> GenerationConfig:
         eos_token_ids=ends,
         unapplied={name: value for name, value in data.items() if _changes_the_answer(name, value)},
     )
+
+
+def greedy_config(bos: int | None, ends: Sequence[int], pad: int | None = None) -> dict[str, Any]:
+    """The content of a file that asks for greedy answers with these token ids."""
+    end = (ends[0] if len(ends) == 1 else list(ends)) if ends else None
+    ids = {"bos_token_id": bos, "eos_token_id": end, "pad_token_id": pad}
+    return {"do_sample": False, **{name: value for name, value in ids.items() if value is not None}}
 
 
 def token_ids(value: Any) -> tuple[int, ...] | None:

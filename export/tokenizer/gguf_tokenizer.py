@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from blockexport.export.bundle.generation_config import greedy_config
 from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from blockexport.export.tokenizer.gguf_vocabulary import (
     TokenType,
@@ -232,11 +233,4 @@ def _generation_config(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> J
         if kind == TokenType.CONTROL and token in _END_TEXTS
     ]
     stops = list(dict.fromkeys(int(token_id) for token_id in ends if token_id is not None))
-    config: Json = {"do_sample": False}
-    if vocabulary.bos is not None:
-        config["bos_token_id"] = vocabulary.bos
-    if stops:
-        config["eos_token_id"] = stops[0] if len(stops) == 1 else stops
-    if vocabulary.pad is not None:
-        config["pad_token_id"] = vocabulary.pad
-    return config
+    return greedy_config(vocabulary.bos, stops, vocabulary.pad)

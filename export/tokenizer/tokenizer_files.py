@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
+from blockexport.export.bundle.generation_config import GENERATION_CONFIG, greedy_config, read_generation_config
 from blockexport.export.tokenizer.gguf_tokenizer import rebuild_tokenizer
 from blockexport.export.tokenizer.sentencepiece_model import read_sentencepiece
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_json_object, read_text
 
@@ -29,11 +28,7 @@ _JSON_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", GENERATIO
 Note = Callable[[str], None]
 
 
-def _unheard(message: str) -> None:
-    """The default listener of notes."""
-
-
-def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _unheard) -> list[str]:
+def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = lambda message: None) -> list[str]:
     """Write the checkpoint's tokenizer into `folder`.
 
     `generation_config.json` is always among the files: made from the config's token ids when the checkpoint has none.
@@ -61,19 +56,9 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = _un
         note("random weights have no tokenizer: the bundle takes token ids only")
         names = []
     if GENERATION_CONFIG not in names:
-        names += _write_all({GENERATION_CONFIG: generation_config_of(checkpoint.config)}, folder)
+        said = greedy_config(checkpoint.config.bos_token_id, checkpoint.config.eos_token_ids)
+        names += _write_all({GENERATION_CONFIG: said}, folder)
     return names
-
-
-def generation_config_of(config: ModelConfig) -> dict[str, Any]:
-    """A `generation_config.json` that says what the model's config says: BOS, EOS, greedy."""
-    values: dict[str, Any] = {"do_sample": False}
-    if config.bos_token_id is not None:
-        values["bos_token_id"] = config.bos_token_id
-    if config.eos_token_ids:
-        ends = list(config.eos_token_ids)
-        values["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-    return values
 
 
 def _checkpoint_folder(checkpoint: Checkpoint) -> Path:
