@@ -67,7 +67,7 @@ def generate(
     from blockexport.runtime.backends import backend_named
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
-    from blockexport.runtime.text.generate import generate as start
+    from blockexport.runtime.text.generate import Generation
 
     read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
     text = _read_prompt(prompt)
@@ -91,7 +91,7 @@ def generate(
     # A raw prompt is gone on from, spaces included; an answer stands by itself.
     after = [] if as_chat else prompt_ids
     decoder = decoder or opened()
-    generation = start(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
+    generation = Generation(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
     if as_json:
         token_ids = list(generation)
         answer = {"prompt_ids": prompt_ids, "token_ids": token_ids, "text": tokenizer.decode(token_ids, after)}

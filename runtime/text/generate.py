@@ -27,7 +27,19 @@ class FinishReason(StrEnum):
 
 
 class Generation(Iterator[int]):
-    """An answer in the making: iterate over its token ids. Stop tokens end it and are not part of it.
+    """What continues a prompt: iterate over its token ids. Stop tokens end it and are not part of it.
+
+    The decoder's cache is emptied first; nothing runs before the first iteration.
+
+    Args:
+        decoder: gives logits of token ids (not headless).
+        prompt_ids: the prompt, 1 .. M tokens.
+        options: how tokens are chosen.
+        stop_ids: tokens that end the answer.
+        max_new_tokens: the most tokens to give; None goes on to the last cache slot.
+
+    Raises:
+        UsageError: an empty prompt, one longer than the cache, an id out of the vocabulary, a headless decoder.
 
     Attributes:
         prompt_length: tokens of the prompt.
@@ -42,8 +54,8 @@ class Generation(Iterator[int]):
         decoder: Decoder,
         prompt_ids: Sequence[int],
         options: SamplingOptions,
-        stop_ids: Collection[int],
-        max_new_tokens: int | None,
+        stop_ids: Collection[int] = (),
+        max_new_tokens: int | None = None,
     ) -> None:
         _check(decoder, prompt_ids, max_new_tokens)
         self.prompt_length = len(prompt_ids)
@@ -93,28 +105,6 @@ class Generation(Iterator[int]):
             self.decode_seconds += elapsed
             self.steps += 1
         return logits_V
-
-
-def generate(
-    decoder: Decoder,
-    prompt_ids: Sequence[int],
-    options: SamplingOptions,
-    stop_ids: Collection[int] = (),
-    max_new_tokens: int | None = None,
-) -> Generation:
-    """Continue `prompt_ids` with the decoder, whose cache is emptied first; nothing runs before the first iteration.
-
-    Args:
-        decoder: gives logits of token ids (not headless).
-        prompt_ids: the prompt, 1 .. M tokens.
-        options: how tokens are chosen.
-        stop_ids: tokens that end the answer.
-        max_new_tokens: the most tokens to give; None goes on to the last cache slot.
-
-    Raises:
-        UsageError: an empty prompt, one longer than the cache, an id out of the vocabulary, a headless decoder.
-    """
-    return Generation(decoder, prompt_ids, options, stop_ids, max_new_tokens)
 
 
 def _check(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | None) -> None:

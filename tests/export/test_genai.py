@@ -13,7 +13,7 @@ import torch
 from blockexport.cli.main import main
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
-from blockexport.runtime.text.generate import generate
+from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import SamplingOptions
 from tests.exported import export, random_model
 from tests.support import shared_path
@@ -61,7 +61,7 @@ def test_a_model_with_a_bos_answers_as_generate_does(stories: Path, prompt: str)
     generator.append_tokens(tokenizer.encode(prompt))
     while not generator.is_done():
         generator.generate_next_token()
-    answer = list(generate(open_decoder(stories, threads=1), ids, SamplingOptions(), ours.stop_ids, 20))
+    answer = list(Generation(open_decoder(stories, threads=1), ids, SamplingOptions(), ours.stop_ids, 20))
     assert generator.get_sequence(0).tolist()[len(ids) :] == answer
 
 

@@ -22,7 +22,7 @@ from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.selftest import check_files, replay_golden
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
-from blockexport.runtime.text.generate import generate
+from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import Sampler, SamplingOptions
 from tests.exported import EVERYTHING, export, random_model
 from tests.runtime.cpp import cpp_build
@@ -266,7 +266,7 @@ def test_golden_text_byte_for_byte(built: Path, stories: Path, tmp_path: Path) -
 
 def test_sampling_is_that_of_python(built: Path, stories: Path, tmp_path: Path) -> None:
     options = SamplingOptions(temperature=0.9, top_k=40, top_p=0.95, seed=2**63 + 11)
-    expected = list(generate(open_decoder(stories, threads=1), [1], options, [2], 120))
+    expected = list(Generation(open_decoder(stories, threads=1), [1], options, [2], 120))
     sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": options.seed}
     done = cpp_build.request(
         built / "tests/decoder_tool",
@@ -289,7 +289,7 @@ def test_chat_answers_without_python_on_the_machine(built: Path, stories: Path) 
     assert done.returncode == 0, done.stderr
     tokenizer = BundleTokenizer(stories)
     prompt = tokenizer.encode("Once upon a time")
-    ids = list(generate(open_decoder(stories), prompt, SamplingOptions(), tokenizer.stop_ids, 40))
+    ids = list(Generation(open_decoder(stories), prompt, SamplingOptions(), tokenizer.stop_ids, 40))
     assert done.stdout == tokenizer.decode(ids, prompt) + "\n"
 
 

@@ -159,7 +159,7 @@ def test_an_engine_for_another_gpu_is_refused(adapter: Adapter, tmp_path: Path) 
 
 def test_smollm2_says_paris(adapter: Adapter, tmp_path: Path) -> None:
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
-    from blockexport.runtime.text.generate import generate
+    from blockexport.runtime.text.generate import Generation
 
     checkpoint = open_checkpoint(str(smollm2_gguf()))
     manifest = make_bundle(adapter, checkpoint, tmp_path, Precision.FP16, slots=512)
@@ -167,5 +167,5 @@ def test_smollm2_says_paris(adapter: Adapter, tmp_path: Path) -> None:
     prompt = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     decoder = TensorRtDecoder.open(tmp_path, manifest, adapter.name)
     options = tokenizer.sampling_options(0.0, None, None, 0)
-    answer = generate(decoder, prompt, options, tokenizer.stop_ids, 32)
+    answer = Generation(decoder, prompt, options, tokenizer.stop_ids, 32)
     assert "Paris" in tokenizer.decode(list(answer))

@@ -17,7 +17,7 @@ from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.text import generate as generate_module
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
-from blockexport.runtime.text.generate import FinishReason, generate
+from blockexport.runtime.text.generate import FinishReason, Generation
 from blockexport.runtime.text.sampling import Sampler, SamplingOptions
 from tests.support import shared_path
 
@@ -37,7 +37,7 @@ def _golden() -> dict[str, Any]:
 def test_greedy_text_is_the_golden_text() -> None:
     golden = _golden()
     count = len(golden["ids"]) - len(golden["prompt_ids"])
-    generation = generate(_decoder(), golden["prompt_ids"], GREEDY, (), count)
+    generation = Generation(_decoder(), golden["prompt_ids"], GREEDY, (), count)
     ids = list(generation)
     assert golden["prompt_ids"] + ids == golden["ids"]
     assert generation.finish_reason is FinishReason.LENGTH
@@ -48,31 +48,31 @@ def test_greedy_text_is_the_golden_text() -> None:
 
 def test_last_logits_only_and_prompts_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = _golden()["ids"][:40]
-    expected = list(generate(_decoder(), prompt, GREEDY, (), 12))
-    assert list(generate(_decoder(last_logits_only=True), prompt, GREEDY, (), 12)) == expected
+    expected = list(Generation(_decoder(), prompt, GREEDY, (), 12))
+    assert list(Generation(_decoder(last_logits_only=True), prompt, GREEDY, (), 12)) == expected
     monkeypatch.setattr(generate_module, "PREFILL_CHUNK", 7)
     decoder = _decoder()
-    assert list(generate(decoder, prompt, GREEDY, (), 12)) == expected
+    assert list(Generation(decoder, prompt, GREEDY, (), 12)) == expected
     assert int(decoder.lengths_B[0]) == 40 + 11  # the last token was never fed
 
 
 def test_sampled_tokens_are_the_samplers_on_the_decoders_logits() -> None:
     options = SamplingOptions(temperature=0.9, top_k=30, top_p=0.9, seed=77)
-    ids = list(generate(_decoder(), [1, 403], options, (), 20))
+    ids = list(Generation(_decoder(), [1, 403], options, (), 20))
     sampler, decoder, expected = Sampler(options), _decoder(), []
     logits = decoder.prefill(torch.tensor([[1, 403]]))
     for _ in range(20):
         expected.append(sampler.sample(logits[0, -1].numpy()))
         logits = decoder.step(torch.tensor([[expected[-1]]]))
     assert ids == expected
-    assert ids == list(generate(_decoder(), [1, 403], options, (), 20))
-    assert ids != list(generate(_decoder(), [1, 403], replace(options, seed=78), (), 20))
+    assert ids == list(Generation(_decoder(), [1, 403], options, (), 20))
+    assert ids != list(Generation(_decoder(), [1, 403], replace(options, seed=78), (), 20))
 
 
 def test_a_stop_token_ends_the_answer_and_is_not_part_of_it() -> None:
     golden = _golden()["ids"]
     stop = golden[5]
-    generation = generate(_decoder(), [1], GREEDY, [stop, 2], 100)
+    generation = Generation(_decoder(), [1], GREEDY, [stop, 2], 100)
     assert list(generation) == golden[1:5]
     assert generation.finish_reason is FinishReason.STOP
     assert list(generation) == []  # it stays ended
@@ -83,7 +83,7 @@ def test_a_stop_token_ends_the_answer_and_is_not_part_of_it() -> None:
 def test_the_last_slot_is_used_and_no_slot_after_it(prompt_length: int) -> None:
     prompt = _golden()["ids"][:prompt_length]
     decoder = _decoder(32)
-    generation = generate(decoder, prompt, GREEDY, ())
+    generation = Generation(decoder, prompt, GREEDY, ())
     ids = list(generation)
     # Slots hold the prompt and every token but the last, which is chosen from the logits of the last slot.
     assert len(ids) == 32 - prompt_length + 1
@@ -93,7 +93,7 @@ def test_the_last_slot_is_used_and_no_slot_after_it(prompt_length: int) -> None:
 
 
 def test_counts_and_times() -> None:
-    generation = generate(_decoder(), [1, 403], GREEDY, (), 5)
+    generation = Generation(_decoder(), [1, 403], GREEDY, (), 5)
     assert (generation.prompt_length, generation.count, generation.finish_reason) == (2, 0, None)
     list(generation)
     assert (generation.count, generation.steps) == (5, 4)
@@ -103,8 +103,8 @@ def test_counts_and_times() -> None:
 
 def test_a_used_decoder_starts_afresh() -> None:
     decoder = _decoder()
-    first = list(generate(decoder, [407, 261], GREEDY, (), 9))
-    assert list(generate(decoder, [407, 261], GREEDY, (), 9)) == first
+    first = list(Generation(decoder, [407, 261], GREEDY, (), 9))
+    assert list(Generation(decoder, [407, 261], GREEDY, (), 9)) == first
     assert int(decoder.lengths_B[0]) == 2 + 8
 
 
@@ -122,15 +122,15 @@ def test_wrong_prompts_are_refused_before_anything_runs(monkeypatch: pytest.Monk
         ([-1], "token id -1"),
     ):
         with pytest.raises(UsageError, match=words):
-            generate(decoder, prompt, GREEDY)
+            Generation(decoder, prompt, GREEDY)
     with pytest.raises(UsageError, match="max-new-tokens is 0"):
-        generate(decoder, [1], GREEDY, (), 0)
+        Generation(decoder, [1], GREEDY, (), 0)
     with pytest.raises(UsageError, match="headless"):
-        generate(_decoder(32, headless=True), [1], GREEDY)
+        Generation(_decoder(32, headless=True), [1], GREEDY)
 
 
 def test_broken_logits_stop_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = _decoder(32)
     monkeypatch.setattr(decoder, "_run", lambda inputs, _: torch.full((*inputs.shape, 512), np.nan))
     with pytest.raises(UsageError, match="nan"):
-        next(generate(decoder, [1], GREEDY))
+        next(Generation(decoder, [1], GREEDY))
