@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
     """Print the entry of the engine `name`: its size, audit and profiles, or all of it as JSON."""
-    from blockexport.export.bundle.engine_entry import engines_of
+    from blockexport.export.bundle.engine_entry import entry_of
 
     file = manifest.files[name]
     if as_json:
@@ -22,7 +22,7 @@ def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) 
         console.print_json({"bundle": str(folder), "engine": described})
         return
     out = console.stdout_console()
-    for line in _summary(folder / name, file.bytes, engines_of(manifest)[name]):
+    for line in _summary(folder / name, file.bytes, entry_of(manifest, name)):
         out.print(line, soft_wrap=True)
 
 

@@ -7,7 +7,7 @@ file (sha256, and the hashes of the graph and weights it was made from) and desc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from blockexport.export.bundle.manifest import MANIFEST, Manifest
@@ -50,24 +50,11 @@ class EngineEntry:
     audit: dict[str, Any]
     rebuild: str
 
-    def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
-
 
 def engine_name(backend: str, targets: Iterable[str], precision: Precision) -> str:
     """Where an engine is in its bundle."""
     generations = "-".join(f"sm{target.replace('.', '')}" for target in ascending(targets))
     return f"{ENGINES}/{backend}-{generations}-{precision.value}.engine"
-
-
-def engines_of(manifest: Manifest) -> dict[str, EngineEntry]:
-    """The engines of a bundle by file name.
-
-    Raises:
-        UsageError: an entry is damaged.
-    """
-    return {name: entry_of(manifest, name) for name in manifest.engines}
 
 
 def entry_of(manifest: Manifest, name: str) -> EngineEntry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from blockexport.export.bundle.manifest import Manifest
@@ -45,10 +45,6 @@ class Audit:
     weight_bytes: dict[str, int]
     layers: dict[str, int]
     softmax: str = "decided inside the backend's attention kernels"
-
-    def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
 
 
 @dataclass

@@ -41,7 +41,7 @@ def engine_entry(
         outputs=manifest.outputs,
         weights_digest=manifest.weights_digest,
         options=options.to_json(),
-        audit=built.audit.to_json(),
+        audit=asdict(built.audit),
         rebuild=adapter.rebuild_note,
     )
 
@@ -120,6 +120,6 @@ def place_engine(folder: Path, partial: Path, name: str, entry: EngineEntry, bui
     """
 
     def enter(manifest: Manifest) -> Manifest:
-        return replace(manifest, engines={**manifest.engines, name: entry.to_json()})
+        return replace(manifest, engines={**manifest.engines, name: asdict(entry)})
 
     return add_files(folder, {name: partial}, sources_of(folder, built_from), enter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from blockexport.export.bundle.engine_entry import EngineEntry, entry_of
@@ -19,13 +19,11 @@ from blockexport.models.errors import UsageError
 _log = logging.getLogger(__name__)
 
 
-def fitting_engines(
-    folder: Path, manifest: Manifest, backend: str, capability: str | None
-) -> dict[str, EngineEntry | UsageError]:
-    """The engines of `backend` for a GPU of compute capability `capability` by file name, the best first.
+def fitting_engines(folder: Path, manifest: Manifest, backend: str, capability: str | None) -> list[str]:
+    """The file names of the engines of `backend` for a GPU of compute capability `capability`, the best first.
 
-    The best is built for the fewest compute capabilities, and then for the most rows. What is wrong with an entry that
-    cannot be read stands in its place, before the others: it may have been better.
+    The best is built for the fewest compute capabilities, and then for the most rows. One whose entry cannot be read
+    stands before the others: it may have been better.
 
     Args:
         folder: the bundle, for messages.
@@ -36,13 +34,13 @@ def fitting_engines(
     Raises:
         UsageError: there is no engine of this backend, or none for this GPU.
     """
-    damaged: dict[str, EngineEntry | UsageError] = {}
+    damaged: list[str] = []
     engines: dict[str, EngineEntry] = {}
     for name in sorted(manifest.engines):
         try:
             entry = entry_of(manifest, name)
-        except UsageError as error:
-            damaged[name] = error
+        except UsageError:
+            damaged.append(name)
             continue
         if entry.backend == backend:
             engines[name] = entry
@@ -56,7 +54,7 @@ def fitting_engines(
             f"{folder} holds {backend} engines for compute capability {', '.join(targets_of(engines.values()))} and "
             f"this GPU has {capability}: {build}{option} builds one for it"
         )
-    return damaged | {name: engines[name] for name in sorted(fitting, key=lambda name: _rank(engines[name]))}
+    return damaged + sorted(fitting, key=lambda name: _rank(engines[name]))
 
 
 def _rank(entry: EngineEntry) -> tuple[bool, int, int]:
@@ -71,7 +69,7 @@ def targets_of(entries: Iterable[EngineEntry]) -> list[str]:
 
 
 def whole_engines(
-    folder: Path, manifest: Manifest, fitting: Mapping[str, EngineEntry | UsageError], version: str
+    folder: Path, manifest: Manifest, fitting: Iterable[str], version: str
 ) -> Iterator[tuple[Path, EngineEntry]]:
     """Those of `fitting_engines` that pass `check_engine`, in that order; each is looked at when it is asked for.
 
@@ -82,10 +80,9 @@ def whole_engines(
     """
     refused: list[str] = []
     passed = False
-    for name, entry in fitting.items():
+    for name in fitting:
         try:
-            if isinstance(entry, UsageError):
-                raise entry
+            entry = entry_of(manifest, name)
             path = check_engine(folder, manifest, name, entry, version)
         except UsageError as error:
             refused.append(str(error))

@@ -20,7 +20,7 @@ import pytest
 
 from blockexport.export.bundle import bundle as bundles
 from blockexport.export.bundle.bundle import add_files
-from blockexport.export.bundle.engine_entry import engine_name, engines_of
+from blockexport.export.bundle.engine_entry import engine_name, entry_of
 from blockexport.export.bundle.manifest import Manifest, read_manifest, sha256_of, write_manifest
 from blockexport.export.output.atomic_write import LOCK, locked, remove_abandoned, rename_together
 from blockexport.export.output.hidden_names import partial_path
@@ -65,7 +65,7 @@ def assert_whole(folder: Path, *names: str) -> None:
 def test_an_engine_and_its_entry(bundle: Path) -> None:
     _, returned = add_made_up_engine(bundle)
     assert read_manifest(bundle).files == returned.files
-    assert engines_of(read_manifest(bundle)) == engines_of(returned) == {NAME: made_up_entry(returned)}
+    assert entry_of(read_manifest(bundle), NAME) == entry_of(returned, NAME) == made_up_entry(returned)
     assert_whole(bundle, NAME)
     file = returned.files[NAME]
     assert file.bytes == len(ENGINE)

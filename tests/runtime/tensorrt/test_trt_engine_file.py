@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockexport.export.bundle.engine_entry import engines_of
+from blockexport.export.bundle.engine_entry import entry_of
 from blockexport.export.bundle.manifest import Manifest, read_manifest, write_manifest
 from blockexport.export.tensorrt.trt_engine import check_sources
 from blockexport.export.tensorrt.trt_network import make_profiles
@@ -46,7 +46,7 @@ def bundle(built_once: Path, tmp_path: Path) -> tuple[Path, Manifest]:
 def test_the_entry_says_what_a_user_has_to_know(bundle: tuple[Path, Manifest]) -> None:
     folder, manifest = bundle
     assert read_manifest(folder) == manifest
-    entry, file = engines_of(manifest)[NAME], manifest.files[NAME]
+    entry, file = entry_of(manifest, NAME), manifest.files[NAME]
     assert (entry.backend, entry.version) == ("tensorrt-rtx", rtx().version)
     assert entry.compute_capabilities == ("8.9", "12.0")
     assert entry.precision is Precision.FP16
@@ -79,7 +79,7 @@ def test_no_engine_for_the_backend_or_the_gpu(bundle: tuple[Path, Manifest]) -> 
         open_decoder(folder, "tensorrt")
     with pytest.raises(UsageError, match=r"for compute capability 8\.9, 12\.0 and this GPU has 8\.6: .* 8\.6 builds"):
         fitting_engines(folder, manifest, "tensorrt-rtx", "8.6")
-    entry = engines_of(manifest)[NAME]
+    entry = entry_of(manifest, NAME)
     assert serves(entry, "8.9")
     assert not serves(entry, "9.0")
     assert serves(replace(entry, options={"hardware_compatibility": "ampere-plus"}), "9.0")
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_refused(bundle: tuple[Path, Manifest]) -> None:
 
 def test_an_engine_of_older_weights_or_another_version_is_refused(bundle: tuple[Path, Manifest]) -> None:
     folder, manifest = bundle
-    entry = engines_of(manifest)[NAME]
+    entry = entry_of(manifest, NAME)
     weights = replace(manifest.files["model.safetensors"], sha256="0" * 64)
     newer = replace(manifest, files={**manifest.files, "model.safetensors": weights})
     with pytest.raises(UsageError, match=r"was built from another model\.safetensors"):
