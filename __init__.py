@@ -13,9 +13,10 @@ Importing this package loads nothing heavy: each function brings what it needs w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # to import it from `typing` takes longer than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
     from blockexport.exporting import ExportedBundle
     from blockexport.library import (

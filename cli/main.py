@@ -1,4 +1,4 @@
-"""The `blockexport` command: registers one function per command and turns every outcome into an exit code.
+"""The `blockexport` command: knows one function per command and turns every outcome into an exit code.
 
 A command returns its `ExitCode`, or raises. Errors are text on stderr, also with --json: stdout
 then holds one JSON document or nothing.
@@ -8,31 +8,38 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+import typer.core
+import typer.main
 
 from blockexport.cli import console
-from blockexport.cli.aoti_command import aoti
 from blockexport.cli.command_line import wrong_use
-from blockexport.cli.compare_command import compare
 from blockexport.cli.completion import VARIABLE
-from blockexport.cli.cpp_command import cpp
-from blockexport.cli.doctor_command import doctor
-from blockexport.cli.generate_command import generate
-from blockexport.cli.inspect_command import inspect
-from blockexport.cli.lint_command import lint
-from blockexport.cli.onnx_command import onnx
-from blockexport.cli.redeclare_command import redeclare
-from blockexport.cli.selftest_command import selftest
-from blockexport.cli.trt_command import trt
 from blockexport.models.errors import BlockexportError
 from blockexport.models.exit_codes import ExitCode
-from blockexport.runtime.backends import BACKENDS
+
+COMMANDS = {
+    "onnx": "Export a checkpoint as an ONNX bundle and prove the file.",
+    "compare": "Judge a bundle's file against eager PyTorch.",
+    "trt": "Build a TensorRT engine, audited, into a bundle.",
+    "lint": "Find what TensorRT would misread in an ONNX file.",
+    "inspect": "Count a model's parameters, operations and cache.",
+    "generate": "Answer a prompt from a bundle.",
+    "selftest": "Replay a bundle's golden vectors on this machine.",
+    "redeclare": "Give a bundle another number of cache slots.",
+    "aoti": "Compile a bundle's model for programs with libtorch.",
+    "cpp": "Write a C++ project that chats with a bundle.",
+    "doctor": "Say what this machine can do, and what to fix.",
+}
+"""The commands, each a function of this name in `cli/NAME_command.py`, with what the program's help says of it."""
 
 GARBAGE_THRESHOLD = 100_000  # new objects between two looks for garbage
 
@@ -50,11 +57,28 @@ _REMEDIES = {
     errno.EIO: "the device failed: check the disk",
 }
 
-# The libraries that only some installations have, and the package that brings each.
-_PACKAGES = {one.library.module: one.library.distribution for one in BACKENDS if one.library is not None}
+
+class _Commands(typer.core.TyperGroup):
+    """Commands that are imported when they are called: the program's help, which lists all of them, needs none."""
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        name, placeholder, rest = super().resolve_command(context, arguments)
+        return name, placeholder if name not in COMMANDS else command(name), rest
+
+
+def command(name: str) -> typer.core.TyperCommand:
+    """One of `COMMANDS`, with its options."""
+    module = importlib.import_module(f"blockexport.cli.{name}_command")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(name)(getattr(module, name))
+    found = typer.main.get_command(alone)
+    assert isinstance(found, typer.core.TyperCommand)
+    return found
+
 
 app = typer.Typer(
     name="blockexport",
+    cls=_Commands,
     help="Export decoder checkpoints to ONNX with a static KV cache, and prove that the shipped file equals the model.",
     epilog="Start with: blockexport onnx MODEL -o BUNDLE",
     no_args_is_help=True,
@@ -79,17 +103,8 @@ def _options(
     """Options of the program itself; each command has its own."""
 
 
-app.command("onnx", short_help="Export a checkpoint as an ONNX bundle and prove the file.")(onnx)
-app.command("compare", short_help="Judge a bundle's file against eager PyTorch.")(compare)
-app.command("trt", short_help="Build a TensorRT engine, audited, into a bundle.")(trt)
-app.command("lint", short_help="Find what TensorRT would misread in an ONNX file.")(lint)
-app.command("inspect", short_help="Count a model's parameters, operations and cache.")(inspect)
-app.command("generate", short_help="Answer a prompt from a bundle.")(generate)
-app.command("selftest", short_help="Replay a bundle's golden vectors on this machine.")(selftest)
-app.command("redeclare", short_help="Give a bundle another number of cache slots.")(redeclare)
-app.command("aoti", short_help="Compile a bundle's model for programs with libtorch.")(aoti)
-app.command("cpp", short_help="Write a C++ project that chats with a bundle.")(cpp)
-app.command("doctor", short_help="Say what this machine can do, and what to fix.")(doctor)
+for _name, _summary in COMMANDS.items():
+    app.command(_name, short_help=_summary)(lambda: None)
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
@@ -153,8 +168,8 @@ def _explain(error: Exception) -> ExitCode:
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         where = f" ({os.fspath(error.filename)!r})" if error.filename is not None else ""
         return _complain(f"{error.strerror}{where}: {_REMEDIES[error.errno]}", ExitCode.WRONG_USE)
-    if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
-        return _complain(f"{error.name} is not installed: pip install {_PACKAGES[error.name]}", ExitCode.NOT_JUDGED)
+    if isinstance(error, ModuleNotFoundError) and (package := _package(error.name)):
+        return _complain(f"{error.name} is not installed: pip install {package}", ExitCode.NOT_JUDGED)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return _complain(
             "this machine's memory is used up: close other programs, or use a larger one", ExitCode.NOT_JUDGED
@@ -165,6 +180,17 @@ def _explain(error: Exception) -> ExitCode:
         "`blockexport doctor`,\nand the traceback that BLOCKEXPORT_DEBUG=1 in the environment prints."
     )
     return ExitCode.BUG
+
+
+def _package(module: str | None) -> str | None:
+    """The package that brings a module which only some installations have."""
+    from blockexport.runtime.backends import BACKENDS, Backend, Library
+
+    for backend in BACKENDS:
+        match backend:
+            case Backend(library=Library(name, package)) if name == module:
+                return package
+    return None
 
 
 def _complain(message: str, code: ExitCode) -> ExitCode:

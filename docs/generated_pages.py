@@ -11,12 +11,10 @@ import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import typer.core
-import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from blockexport.cli.main import app
+from blockexport.cli.main import COMMANDS, command
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import BACKENDS, Backend
@@ -35,21 +33,17 @@ FOLDERS = {
 
 def commands_page() -> str:
     """Every command: what its help says, its arguments and its options."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
-    context = group.make_context("blockexport", [], resilient_parsing=True)
     parts = [
         "# Commands\n\nAs `blockexport COMMAND --help` has it. [Exit codes](exit-codes.md) are the same for all.\n"
     ]
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        inner = command.make_context(f"blockexport {name}", [], parent=None, resilient_parsing=True)
-        usage = " ".join(command.collect_usage_pieces(inner))
+    for name in COMMANDS:
+        called = command(name)
+        inner = called.make_context(f"blockexport {name}", [], parent=None, resilient_parsing=True)
+        usage = " ".join(called.collect_usage_pieces(inner))
         parts.append(
-            f"## blockexport {name}\n\n```text\nblockexport {name} {usage}\n```\n\n{_prose(command.help or '')}\n"
+            f"## blockexport {name}\n\n```text\nblockexport {name} {usage}\n```\n\n{_prose(called.help or '')}\n"
         )
-        rows = [record for param in command.get_params(inner) if (record := param.get_help_record(inner)) is not None]
+        rows = [record for param in called.get_params(inner) if (record := param.get_help_record(inner)) is not None]
         parts += [
             "| option | effect |",
             "|---|---|",

@@ -169,8 +169,7 @@ def test_a_command_loads_nothing_heavy_before_it_runs(path: Path) -> None:
     heavy = [
         f"line {line}: {name}"
         for name, line in top_level_imports(ast.parse(path.read_text()))
-        if name.split(".")[0] not in sys.stdlib_module_names
-        and name != "typer"
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "typer"}
         and not name.startswith("blockexport.cli")
         and name not in LIGHT_OF_OURS
     ]

@@ -67,12 +67,16 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom blockexport.cli.main import main\n"
         "code = main(['--help'])\n"
+        "print('OURS', *sorted(name for name in sys.modules if name.startswith('blockexport.')))\n"
         "heavy = {'torch', 'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'rich', 'safetensors', 'gguf', 'tokenizers'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))\nsys.exit(code)"
     )
+    light = ("cli", *(f"cli.{name}" for name in ("command_line", "completion", "console", "main")))
+    light += ("models", *(f"models.{name}" for name in ("did_you_mean", "errors", "exit_codes")))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "HEAVY []" in done.stdout
+    assert f"OURS {' '.join(f'blockexport.{name}' for name in light)}\n" in done.stdout, "start-up has grown"
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
 
