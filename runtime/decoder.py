@@ -27,11 +27,13 @@ class Foreign:
         convention: how it is called, for people.
         no_slots: why its cache has no slots to look at (`cache` then gives copies); None where it has.
         no_rows: why it cannot run rows of unequal length; None where it can.
+        one_token: its graph takes single tokens, so a longer call is several.
     """
 
     convention: str
     no_slots: str | None = None
     no_rows: str | None = None
+    one_token: bool = False
 
 
 class Decoder(ABC):

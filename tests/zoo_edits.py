@@ -163,6 +163,33 @@ def stale_slot(position: int) -> Spoil:
     return spoil
 
 
+def pasts_exchanged(*layers: int, kinds: tuple[str, ...] = ("key",)) -> Spoil:
+    """Each of the layers takes the cache of the next one, and the last that of the first."""
+
+    def spoil(bench: Bench) -> None:
+        for kind in kinds:
+            nodes = [bench.node(f"present.{layer}.{kind}") for layer in layers]
+            pasts = [node.inputs[0] for node in nodes]
+            for node, past in zip(nodes, pasts[1:] + pasts[:1], strict=True):
+                node.replace_input_with(0, past)
+
+    return spoil
+
+
+def presents_exchanged(one: str, other: str) -> Spoil:
+    """Two of the caches are given under each other's name (`0.key`)."""
+
+    def spoil(bench: Bench) -> None:
+        first, second = (bench.value(f"present.{name}") for name in (one, other))
+        outputs = bench.graph.outputs
+        at, then = outputs.index(first), outputs.index(second)
+        first.name = "exchanged"
+        first.name, second.name = second.name, f"present.{one}"
+        outputs[at], outputs[then] = second, first
+
+    return spoil
+
+
 def heads_viewed(bench: Bench) -> None:
     batch, length = (bench.add("Shape", "position_ids", start=i, end=i + 1) for i in (0, 1))
     for layer in bench.layers:

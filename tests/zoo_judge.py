@@ -13,6 +13,8 @@ from typing import Any
 from unittest import mock
 
 from blockexport.cli.main import main
+from blockexport.compare.explain.defects import DROPOUT
+from blockexport.compare.explain.defects_position import EXCHANGED
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from tests.conftest import TABLE
 from tests.exported import export
@@ -94,7 +96,8 @@ def judge_exhibit(exhibit: Exhibit, cage: Cage, folder: Path, record: Record) ->
     assert located is not None
     assert located["layer"] == exhibit.layer and located["site"] in exhibit.sites
     assert (located["position"] >= PREFILL) == exhibit.decode
-    assert explanation["reproduced"] or exhibit.defect == "dropout"
+    # Dropout is random; and an update in place has overwritten a cache before another layer reads it.
+    assert explanation["reproduced"] or exhibit.defect in (DROPOUT, EXCHANGED)
     assert causes, "no defect reproduces the file"
     assert causes[0]["name"] == exhibit.defect
     return explanation

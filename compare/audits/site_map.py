@@ -96,12 +96,16 @@ class _Finder:
 
     def _roles(self, layer: int, named: dict[str, str]) -> dict[str, ir.Value | None]:
         found: dict[str, ir.Value | None] = {}
+        written: dict[str, ir.Value | None] = {}
         for kind, site, update in (("key", "cache_key", "k_rope"), ("value", "cache_value", "v_heads")):
             present = self.values.get(f"present.{layer}.{kind}")
             found[site] = present
-            scatter = _ancestor(present, ("TensorScatter",))
+            # Whatever it is given as: outputs of two layers may have each other's names.
+            projected = self.values.get(named.get(f"{kind[0]}_proj", ""))
+            scatter = _descendant(projected, ("TensorScatter",)) or _ancestor(present, ("TensorScatter",))
             found[update] = scatter.inputs[1] if scatter is not None else None
-        attention = _descendant(found["cache_key"], ("Attention",))
+            written[kind] = present if scatter is None else scatter.outputs[0]
+        attention = _descendant(written["key"], ("Attention",))
         if attention is not None:
             found["attention"] = attention.outputs[0]
             found["query"], found["mask"] = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from blockexport.compare.core.defect import NOTHING_WRONG, Defect, LayerBlock
+from blockexport.compare.core.defect import CACHE_KINDS, NOTHING_WRONG, Defect, LayerBlock
 from blockexport.compare.core.nudge import Nudge
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
@@ -144,12 +144,42 @@ class CachedPath:
             head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
             tails = self._tails(block, layer, cases, tails, past)
         progress(label, layers, layers)
+        return self._outputs(cases, [torch.cat((head_TD, x_TD)) for x_TD in tails], positions)
+
+    @torch.no_grad()
+    def run_by_call(self, case: Case, positions: Sequence[int], progress: Progress = silent) -> torch.Tensor:
+        """Outputs [len(positions), V] of a model whose layers read each other's caches.
+
+        What a layer finds there, another has made in the call before: so all layers run in one call before the next
+        begins, and each layer's weights are read again for each call.
+        """
+        layers, reads = self.config.num_hidden_layers, case.defect.reads
+        embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        left, streams = {layer: self._empty() for layer in range(layers)}, list[torch.Tensor]()
+        for done, call in enumerate(self.calls):
+            progress("explain: trying exchanged caches, call", done, len(self.calls))
+            x_SD, made = embedded[call.start : call.stop], dict[int, Past]()
+            for layer in range(layers):
+                block = make_block(self.checkpoint, layer, self.dtype)
+                places = ((layer, kind) for kind in CACHE_KINDS)
+                key, value = (left[at][CACHE_KINDS.index(kind)] for at, kind in (reads.get(p, p) for p in places))
+                x_SD = x_SD if case.nudge is None else case.nudge(x_SD)
+                x_SD, *past = block(x_SD, self.step(call, block.window), key, value)
+                made[layer] = (past[0], past[1])
+            left = made
+            streams.append(x_SD)
+        progress("explain: trying exchanged caches, call", len(self.calls), len(self.calls))
+        return self._outputs([case], [torch.cat(streams)], positions)[0]
+
+    def _outputs(
+        self, cases: Sequence[Case], streams: Sequence[torch.Tensor], positions: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """What final norm and head make of the streams [T, D] that leave the last layer."""
         kept = torch.tensor(list(positions), dtype=torch.int64)
         weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
-        streams = [torch.cat((head_TD, x_TD))[kept] for x_TD in tails]
         # What is confined to some layers leaves the norm after them as it is.
         norms = [case.defect.norm if case.layers is None else NOTHING_WRONG.norm for case in cases]
-        normed = [norm(x_PD, weight, eps) for norm, x_PD in zip(norms, streams, strict=True)]
+        normed = [norm(x_TD[kept], weight, eps) for norm, x_TD in zip(norms, streams, strict=True)]
         return normed if self.headless else self._project(cases, normed)
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockexport.compare.explain.defects import DROPOUT
+from blockexport.compare.explain.defects_position import EXCHANGED
 
 _TITLES = {
     "rope_interleaved": "RoPE in neighbouring pairs",
@@ -25,6 +26,7 @@ _TITLES = {
     "slot_zero": "cache written at slot 0 in every call",
     "cache_not_written": "cache not written",
     "stale_slot": "one stale slot",
+    EXCHANGED: "caches exchanged",
     "heads_viewed": "heads split without a transpose",
     "merge_viewed": "heads joined without a transpose",
     "scale_missing": "scores not scaled",

@@ -28,7 +28,8 @@ def catalogue(
     site: str | None = None,
     times: float | None = None,
 ) -> list[Defect]:
-    """Every defect that a model of `config` can have.
+    """Every defect that a model of `config` can have. Exchanged caches are not among them: they are seen, and not
+    guessed at.
 
     Args:
         config: defects of options it lacks (biases, QK-norm, a window, grouped heads) are left out.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
-from blockexport.compare.core.defect import Defect, LayerBlock, StepBlock
+from blockexport.compare.core.defect import CachePlace, Defect, LayerBlock, StepBlock
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
@@ -18,6 +18,8 @@ from blockexport.models.config.model_config import ModelConfig
 
 THETAS = (1e3, 5e3, 1e4, 2e4, 2.5e4, 5e4, 1e5, 2e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 """Rotation bases that published models use, and a few that lie between them."""
+
+EXCHANGED = "caches_exchanged"
 
 _table = lru_cache(maxsize=4)(rope_table)
 
@@ -83,6 +85,20 @@ def cache_defects(config: ModelConfig, position: int | None) -> list[Defect]:
         ),
         Defect("cache_not_written", "the cache is not written: new tokens' slots keep what they held", _stale(None)),
     ]
+
+
+def exchanged(reads: Mapping[CachePlace, CachePlace]) -> Defect:
+    """Layers that find another cache's entries in their own, as it was seen."""
+    told = [_reads_of(place, source) for place, source in sorted(reads.items())]
+    more = f", and {len(told) - 4} more" if len(told) > 4 else ""
+    return Defect(EXCHANGED, f"caches are exchanged: {', '.join(told[:4])}{more}", reads=reads)
+
+
+def _reads_of(place: CachePlace, source: CachePlace) -> str:
+    (layer, kind), (other, other_kind) = place, source
+    if layer == other:
+        return f"layer {layer} reads its {other_kind} as {kind}"
+    return f"layer {layer} reads the {other_kind} of layer {other}{'' if kind == other_kind else f' as {kind}'}"
 
 
 def _shifted_slots(by: int) -> type[LayerBlock]:

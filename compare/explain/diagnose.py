@@ -9,19 +9,20 @@ the artifact and not in eager, is a matter of luck.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from blockexport.compare.core.cached_path import Case
-from blockexport.compare.core.defect import Defect
+from blockexport.compare.core.defect import CachePlace, Defect
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.nudge import RUNS, LargeNudge, Nudge
 from blockexport.compare.core.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
 from blockexport.compare.explain.defects import DROPOUT, DROPOUT_CAUSE, catalogue
+from blockexport.compare.explain.defects_position import exchanged
 from blockexport.compare.explain.diagnosis import Diagnosis, TriedDefect
 from blockexport.compare.explain.graph_values import DOUBT
 from blockexport.compare.explain.screen import Specimen, plausible, screen, share_of
@@ -29,6 +30,7 @@ from blockexport.compare.explain.screen import Specimen, plausible, screen, shar
 NEAR = 0.1  # of the artifact's error: a defect that leaves more is no hint
 CANDIDATES = 6  # defects that get as far as float64
 SLIGHT = 4.0  # times the noise of one layer: a defect that moves it by less may be too small to see in the logits
+ACROSS = 24  # calls in which layers that read each other's caches are tried
 LOGITS = 1 << 27  # numbers of logits held at a time: a few positions of a large vocabulary, all of a small one
 
 
@@ -44,6 +46,8 @@ class Hints:
         call: the first position of the call that differs first; None when it is not known.
         specimen: the first layer that differs; None when it is not known.
         ends: no layer differs: what is wrong comes before the first or after the last.
+        reads: for a cache that a layer does not take from itself, whose it takes.
+        one_token: the artifact's graph takes single tokens, so a longer call is several.
     """
 
     layers: frozenset[int] | None = None
@@ -53,6 +57,8 @@ class Hints:
     call: int | None = None
     specimen: Specimen | None = None
     ends: bool = False
+    reads: Mapping[CachePlace, CachePlace] = field(default_factory=dict)
+    one_token: bool = False
 
 
 def diagnose(evidence: Evidence, hints: Hints | None = None) -> Diagnosis:
@@ -85,12 +91,31 @@ class _Trial:
         late = self._first_late_position()
         defects = catalogue(config, position=late, mapping=hints.mapping, site=hints.site, times=hints.times)
         error = _rms(self.evidence.outputs_PV, self.evidence.exact_PV)
-        tried = self._screened(hints.specimen, defects, late) if hints.specimen else self._all(defects, late)
+        tried = self._across(hints.reads)
+        if not any(map(_named, tried.judged)):
+            more = self._screened(hints.specimen, defects, late) if hints.specimen else self._all(defects, late)
+            tried = _Tried(tried.judged + more.judged, more.small)
         named = self._dropout() + sorted(_broadest(list(filter(_named, tried.judged))), key=lambda found: found.rms)
         near = [finding for finding in tried.judged if not named and finding.rms <= NEAR * error]
         nearest = min(near, key=lambda finding: finding.rms, default=None)
         small, positions = tuple(sorted(tried.small)), tuple(self.evidence.positions)
-        return Diagnosis(tuple(named), small, nearest, len(defects) + 1, error, positions)
+        count = len(defects) + bool(hints.reads) + 1
+        return Diagnosis(tuple(named), small, nearest, count, error, positions)
+
+    def _across(self, reads: Mapping[CachePlace, CachePlace]) -> _Tried:
+        """The layers reading each other's caches, in the first calls: each is run with every layer's weights anew."""
+        if not reads:
+            return _Tried([], set())
+        calls = self.evidence.calls
+        if self.hints.one_token:
+            calls = [range(position, position + 1) for position in range(calls[-1].stop)]
+        stops = [call.stop for call in calls]
+        first = min(self.evidence.positions)
+        last = max(ACROSS, next(i for i, stop in enumerate(stops) if stop > first) + 1)
+        calls = calls[:last]
+        kept = [i for i, position in enumerate(self.evidence.positions) if position < calls[-1].stop]
+        trial = _Trial(replace(self.evidence.at(kept), calls=calls), self.hints)
+        return _Tried(trial._judge([Case(exchanged(reads))]), set())
 
     def _all(self, defects: Sequence[Defect], late: int | None) -> _Tried:
         """Every defect in the whole model."""
@@ -120,7 +145,10 @@ class _Trial:
         return self._run(torch.float32, [*cases, Case()])
 
     def _run(self, dtype: torch.dtype, cases: Sequence[Case]) -> list[torch.Tensor]:
-        return self.evidence.path(dtype).run(cases, self.evidence.positions, self.evidence.progress)
+        path, positions, progress = self.evidence.path(dtype), self.evidence.positions, self.evidence.progress
+        if any(case.defect.reads for case in cases):
+            return [path.run_by_call(case, positions, progress) for case in cases]
+        return path.run(cases, positions, progress)
 
     def _small(self, cases: Sequence[Case], outputs: Sequence[torch.Tensor]) -> set[str]:
         """Defects that move the logits, and by no more than the noise: what changes no bit does not act in these calls

@@ -54,7 +54,8 @@ class ForeignDecoder(Decoder):
         self.convention = self.graph.convention
         self.interface = Interface(config, element_of(self.convention.dtype), slots)
         apart = "" if self.first is self.graph else f"; a graph of its own for the prompt, {self.first.path.name}"
-        self.foreign = Foreign(self.convention.sentence + apart, self._no_slots(), self._no_rows())
+        single = self.first.convention.one_token
+        self.foreign = Foreign(self.convention.sentence + apart, self._no_slots(), self._no_rows(), single)
         self.reset()
 
     def probe(self) -> None:
