@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ FAMILIES = ("llama", "mistral-window", "qwen2-mixed", "qwen3")
 LAYERS, HEADS, WIDTH = 2, 3, 16  # of every model of transformers_models
 
 
-def write_source(folder: Path, family: str = "llama", *, tied: bool = False) -> Path:
+def write_source(folder: Path, family: str = "llama", *, tied: bool = False, windowed: bool = True) -> Path:
     """A checkpoint with a tokenizer, which the builder insists on."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_model(make_model(family, tied=tied), folder)
+    save_model(make_model(family, tied=tied, windowed=windowed), folder)
     # A token for each character: with one for everything no position could be told from another.
     vocabulary = {chr(i) if 32 < i < 127 else f"t{i}": i for i in range(131)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
@@ -82,9 +83,9 @@ class _Growing(torch.nn.Module):
         return outputs.logits, [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
-def export_growing(path: Path, family: str = "llama", *, tied: bool = False) -> Path:
+def export_growing(path: Path, family: str = "llama", *, tied: bool = False, windowed: bool = True) -> Path:
     """A transformers model with optimum's inputs and outputs."""
-    model = _Growing(make_model(family, tied=tied)).eval()
+    model = _Growing(make_model(family, tied=tied, windowed=windowed)).eval()
     rows, length, past = 2, 3, 5
     ids_BS = torch.zeros(rows, length, dtype=torch.int64)
     mask_BT = torch.ones(rows, past + length, dtype=torch.int64)
@@ -106,7 +107,7 @@ def export_growing(path: Path, family: str = "llama", *, tied: bool = False) -> 
     return path
 
 
-def export_pair(folder: Path, family: str = "llama", *, static: bool = False) -> Path:
+def export_pair(folder: Path, family: str = "llama", *, static: bool = False, windowed: bool = True) -> Path:
     """transformers' own exporter: `prefill.onnx` and `decode.onnx`."""
     from transformers import GenerationConfig
     from transformers.exporters.configs import OnnxConfig
@@ -116,26 +117,32 @@ def export_pair(folder: Path, family: str = "llama", *, static: bool = False) ->
     how = GenerationConfig(cache_implementation="static", max_cache_len=40) if static else None
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     made = OnnxExporter().export_for_generation(
-        make_model(family), inputs, OnnxConfig(dynamic=True), generation_config=how
+        make_model(family, windowed=windowed), inputs, OnnxConfig(dynamic=True), generation_config=how
     )
     made.save_pretrained(folder)
     return folder
 
 
 class ForeignExports:
-    """Each kind of file of each family, made when it is first asked for."""
+    """Each kind of file of each family, made when it is first asked for; without the family's window where not
+    `windowed`."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, windowed: bool = True) -> None:
+        self.root, self.windowed = root, windowed
         self._made: dict[str, Path] = {}
+
+    @cached_property
+    def windowless(self) -> ForeignExports:
+        """The same weights without the family's window."""
+        return ForeignExports(self.root / "windowless", windowed=False)
 
     def source(self, family: str = "llama") -> Path:
         """The checkpoint."""
-        return self._once(f"source-{family}", lambda path: write_source(path, family))
+        return self._once(f"source-{family}", lambda path: write_source(path, family, windowed=self.windowed))
 
     def growing(self, family: str = "llama") -> Path:
         """By optimum's convention."""
-        return self._once(f"growing-{family}.onnx", lambda path: export_growing(path, family))
+        return self._once(f"growing-{family}.onnx", lambda path: export_growing(path, family, windowed=self.windowed))
 
     def genai(self, family: str = "llama", *arguments: str) -> Path:
         """By onnxruntime-genai's builder."""
@@ -145,10 +152,11 @@ class ForeignExports:
     def pair(self, family: str = "llama", *, static: bool = False) -> Path:
         """By transformers' exporter: a folder."""
         name = f"{'static' if static else 'pair'}-{family}"
-        return self._once(name, lambda path: export_pair(path, family, static=static))
+        return self._once(name, lambda path: export_pair(path, family, static=static, windowed=self.windowed))
 
     def _once(self, name: str, make: Callable[[Path], Path]) -> Path:
         if name not in self._made:
+            self.root.mkdir(exist_ok=True)
             with contextlib.redirect_stdout(io.StringIO()):
                 self._made[name] = make(self.root / name)
         return self._made[name]

@@ -32,6 +32,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 5000.0,
 }
+WINDOW = 23  # of the families that have one
 _MIXED = ["sliding_attention", "full_attention"]
 
 FAMILIES: Mapping[str, Callable[[], Any]] = {
@@ -41,9 +42,9 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     ),
     "llama-llama3": lambda: transformers.LlamaConfig(**_SIZES, rope_parameters=_LLAMA3),
     "llama-biases": lambda: transformers.LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True),
-    "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=23),
+    "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=WINDOW),
     "qwen2-mixed": lambda: transformers.Qwen2Config(
-        **_SIZES, use_sliding_window=True, sliding_window=23, layer_types=_MIXED
+        **_SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED
     ),
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES),
     "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=None),
@@ -51,7 +52,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         **_SIZES,
         no_rope_layers=[0, 1],
         use_sliding_window=True,
-        sliding_window=23,
+        sliding_window=WINDOW,
         attention_bias=True,
         mlp_bias=True,
         pad_token_id=None,
@@ -60,9 +61,16 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
 """A configuration of each family, and of each option of it that changes the mathematics."""
 
 
-def make_model(family: str, *, tied: bool = False, seed: int = 0) -> Any:
-    """A transformers model in float32: weights and biases of standard deviation 0.2, norm gains 0.25 to 1.75."""
+def make_model(family: str, *, tied: bool = False, seed: int = 0, windowed: bool = True) -> Any:
+    """A transformers model in float32: weights and biases of standard deviation 0.2, norm gains 0.25 to 1.75.
+
+    The same weights without the family's window where not `windowed`.
+    """
     config = FAMILIES[family]()
+    if not windowed:
+        config.sliding_window = None
+        if hasattr(config, "layer_types"):
+            config.layer_types = ["full_attention"] * config.num_hidden_layers
     config.tie_word_embeddings = tied
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)

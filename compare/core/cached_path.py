@@ -155,14 +155,15 @@ class CachedPath:
         """
         layers, reads = self.config.num_hidden_layers, case.defect.reads
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
-        left, streams = {layer: self._empty() for layer in range(layers)}, list[torch.Tensor]()
+        empty, streams = self._empty(), list[torch.Tensor]()
+        left = dict.fromkeys(range(layers), empty)
         for done, call in enumerate(self.calls):
             progress("explain: trying exchanged caches, call", done, len(self.calls))
             x_SD, made = embedded[call.start : call.stop], dict[int, Past]()
             for layer in range(layers):
                 block = make_block(self.checkpoint, layer, self.dtype)
-                places = ((layer, kind) for kind in CACHE_KINDS)
-                key, value = (left[at][CACHE_KINDS.index(kind)] for at, kind in (reads.get(p, p) for p in places))
+                sources = [reads.get((layer, kind), (layer, kind)) for kind in CACHE_KINDS]
+                key, value = (left[s[0]][CACHE_KINDS.index(s[1])] if s else empty[0] for s in sources)
                 x_SD = x_SD if case.nudge is None else case.nudge(x_SD)
                 x_SD, *past = block(x_SD, self.step(call, block.window), key, value)
                 made[layer] = (past[0], past[1])

@@ -18,11 +18,12 @@ from blockexport.models.block.layer_inputs import Step
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.config.model_config import ModelConfig
 
-
 CacheKind = Literal["keys", "values"]
 CACHE_KINDS: tuple[CacheKind, ...] = ("keys", "values")
 CachePlace = tuple[int, CacheKind]
 """One of the caches: whose layer, and which of its two."""
+CacheReads = Mapping[CachePlace, CachePlace | None]
+"""For a cache that a layer does not take from itself, whose it takes as the call before left it; None: an empty one."""
 
 
 class LayerBlock(Block):
@@ -85,8 +86,8 @@ class Defect:
         weights_of: whose weights a layer computes with.
         norm: the norm before the head, called with stream, gain and epsilon.
         output: the tensor that the head reads.
-        reads: for a cache that a layer does not take from itself, whose it takes, as the call before left it. A model
-            with such a defect runs call by call (`CachedPath.run_by_call`).
+        reads: the caches that layers do not take from themselves. A model with such a defect runs call by call
+            (`CachedPath.run_by_call`).
         coarse: rounds on the way, so that noise takes a value over an edge now and then and moves the logits by far
             more than noise.
     """
@@ -98,7 +99,7 @@ class Defect:
     weights_of: Callable[[int], int] = own_layer
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = final_norm
     output: Callable[[ModelConfig], str] = output_tensor
-    reads: Mapping[CachePlace, CachePlace] = field(default_factory=dict)
+    reads: CacheReads = field(default_factory=dict)
     coarse: bool = False
 
     @property

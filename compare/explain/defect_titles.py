@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockexport.compare.explain.defects import DROPOUT
-from blockexport.compare.explain.defects_position import EXCHANGED
+from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 
 _TITLES = {
     "rope_interleaved": "RoPE in neighbouring pairs",
@@ -27,6 +27,7 @@ _TITLES = {
     "cache_not_written": "cache not written",
     "stale_slot": "one stale slot",
     EXCHANGED: "caches exchanged",
+    LOST: "caches lost between calls",
     "heads_viewed": "heads split without a transpose",
     "merge_viewed": "heads joined without a transpose",
     "scale_missing": "scores not scaled",

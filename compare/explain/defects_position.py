@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
-from blockexport.compare.core.defect import CachePlace, Defect, LayerBlock, StepBlock
+from blockexport.compare.core.defect import CachePlace, CacheReads, Defect, LayerBlock, StepBlock
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
@@ -19,7 +19,7 @@ from blockexport.models.config.model_config import ModelConfig
 THETAS = (1e3, 5e3, 1e4, 2e4, 2.5e4, 5e4, 1e5, 2e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 """Rotation bases that published models use, and a few that lie between them."""
 
-EXCHANGED = "caches_exchanged"
+EXCHANGED, LOST = "caches_exchanged", "caches_lost"
 
 _table = lru_cache(maxsize=4)(rope_table)
 
@@ -87,15 +87,24 @@ def cache_defects(config: ModelConfig, position: int | None) -> list[Defect]:
     ]
 
 
-def exchanged(reads: Mapping[CachePlace, CachePlace]) -> Defect:
-    """Layers that find another cache's entries in their own, as it was seen."""
-    told = [_reads_of(place, source) for place, source in sorted(reads.items())]
+def misread(reads: CacheReads, *, lost: bool) -> Defect:
+    """Layers that find another cache's entries in their own or none at all, as it was seen.
+
+    Args:
+        reads: what they find.
+        lost: each cache has its own entries, but for those that are gone; else some have each other's.
+    """
+    told = [_reads_of(place, reads[place]) for place in sorted(reads)]
     more = f", and {len(told) - 4} more" if len(told) > 4 else ""
-    return Defect(EXCHANGED, f"caches are exchanged: {', '.join(told[:4])}{more}", reads=reads)
+    name, what = (LOST, "lost between calls") if lost else (EXCHANGED, "exchanged")
+    return Defect(name, f"caches are {what}: {', '.join(told[:4])}{more}", reads=reads)
 
 
-def _reads_of(place: CachePlace, source: CachePlace) -> str:
-    (layer, kind), (other, other_kind) = place, source
+def _reads_of(place: CachePlace, source: CachePlace | None) -> str:
+    layer, kind = place
+    if source is None:
+        return f"layer {layer} finds no {kind}"
+    other, other_kind = source
     if layer == other:
         return f"layer {layer} reads its {other_kind} as {kind}"
     return f"layer {layer} reads the {other_kind} of layer {other}{'' if kind == other_kind else f' as {kind}'}"

@@ -9,20 +9,19 @@ the artifact and not in eager, is a matter of luck.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from blockexport.compare.core.cached_path import Case
-from blockexport.compare.core.defect import CachePlace, Defect
+from blockexport.compare.core.defect import Defect
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.nudge import RUNS, LargeNudge, Nudge
 from blockexport.compare.core.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
 from blockexport.compare.explain.defects import DROPOUT, DROPOUT_CAUSE, catalogue
-from blockexport.compare.explain.defects_position import exchanged
 from blockexport.compare.explain.diagnosis import Diagnosis, TriedDefect
 from blockexport.compare.explain.graph_values import DOUBT
 from blockexport.compare.explain.screen import Specimen, plausible, screen, share_of
@@ -46,7 +45,7 @@ class Hints:
         call: the first position of the call that differs first; None when it is not known.
         specimen: the first layer that differs; None when it is not known.
         ends: no layer differs: what is wrong comes before the first or after the last.
-        reads: for a cache that a layer does not take from itself, whose it takes.
+        misread: caches that layers do not take from themselves, as a defect; None where each takes its own.
         one_token: the artifact's graph takes single tokens, so a longer call is several.
     """
 
@@ -57,7 +56,7 @@ class Hints:
     call: int | None = None
     specimen: Specimen | None = None
     ends: bool = False
-    reads: Mapping[CachePlace, CachePlace] = field(default_factory=dict)
+    misread: Defect | None = None
     one_token: bool = False
 
 
@@ -91,7 +90,7 @@ class _Trial:
         late = self._first_late_position()
         defects = catalogue(config, position=late, mapping=hints.mapping, site=hints.site, times=hints.times)
         error = _rms(self.evidence.outputs_PV, self.evidence.exact_PV)
-        tried = self._across(hints.reads)
+        tried = self._across(hints.misread)
         if not any(map(_named, tried.judged)):
             more = self._screened(hints.specimen, defects, late) if hints.specimen else self._all(defects, late)
             tried = _Tried(tried.judged + more.judged, more.small)
@@ -99,12 +98,12 @@ class _Trial:
         near = [finding for finding in tried.judged if not named and finding.rms <= NEAR * error]
         nearest = min(near, key=lambda finding: finding.rms, default=None)
         small, positions = tuple(sorted(tried.small)), tuple(self.evidence.positions)
-        count = len(defects) + bool(hints.reads) + 1
+        count = len(defects) + (hints.misread is not None) + 1
         return Diagnosis(tuple(named), small, nearest, count, error, positions)
 
-    def _across(self, reads: Mapping[CachePlace, CachePlace]) -> _Tried:
+    def _across(self, misread: Defect | None) -> _Tried:
         """The layers reading each other's caches, in the first calls: each is run with every layer's weights anew."""
-        if not reads:
+        if misread is None:
             return _Tried([], set())
         calls = self.evidence.calls
         if self.hints.one_token:
@@ -115,7 +114,7 @@ class _Trial:
         calls = calls[:last]
         kept = [i for i, position in enumerate(self.evidence.positions) if position < calls[-1].stop]
         trial = _Trial(replace(self.evidence.at(kept), calls=calls), self.hints)
-        return _Tried(trial._judge([Case(exchanged(reads))]), set())
+        return _Tried(trial._judge([Case(misread)]), set())
 
     def _all(self, defects: Sequence[Defect], late: int | None) -> _Tried:
         """Every defect in the whole model."""

@@ -18,8 +18,8 @@ from blockexport.compare.core.noise import outside
 from blockexport.compare.core.position_plan import CHUNK
 from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
-from blockexport.compare.explain.exchanged_caches import exchanged_caches
 from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
+from blockexport.compare.explain.misread_caches import misread_caches
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.errors import ArtifactError, NotJudgedError
@@ -158,8 +158,8 @@ class _Looker:
     def _with_caches(self, hints: Hints) -> Hints:
         """With whose caches the layers read, which the artifact itself shows."""
         decoder = self.context.decoder
-        reads = exchanged_caches(decoder, self.context.checkpoint, self.context.ids_S)
-        return replace(hints, reads=reads, one_token=decoder.foreign is not None and decoder.foreign.one_token)
+        misread = misread_caches(decoder, self.context.checkpoint, self.context.ids_S)
+        return replace(hints, misread=misread, one_token=decoder.foreign is not None and decoder.foreign.one_token)
 
     def earlier_slot(self, evidence: Evidence) -> WrongSlot | None:
         """The first wrong slot, if there is one that was left before the outputs go wrong.

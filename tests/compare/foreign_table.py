@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import onnx
 from onnx import numpy_helper
 
-from tests.foreign_files import ForeignExports, changed, merge_branches, prompt_alone, with_names
+from tests.foreign_files import LAYERS, ForeignExports, changed, merge_branches, prompt_alone, with_names
+from tests.transformers_models import WINDOW
 
 DYNAMIC_CACHE = {
     "past_key_values.{i}.key": "past_key_values_key_cache_{i}",
@@ -39,7 +41,18 @@ def _growing(made: ForeignExports, family: str, folder: Path) -> Files:
 
 
 def _genai(made: ForeignExports, family: str, folder: Path) -> Files:
+    """onnxruntime-genai 0.18 leaves Mistral's window out, as its config names no kinds of layers: it is put in."""
+    if family == "mistral-window" and made.windowed:
+        return ["--onnx", changed(made.genai(family), folder / "with-window" / "model.onnx", _with_window)]
     return ["--onnx", made.genai(family)]
+
+
+def _with_window(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            (size,) = (item for item in node.attribute if item.name == "local_window_size")
+            assert size.i == -1
+            size.i = WINDOW
 
 
 def _pair(made: ForeignExports, family: str, folder: Path) -> Files:
@@ -124,14 +137,14 @@ def _is_activation(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -
     )
 
 
-def swapped_caches(path: Path, folder: Path) -> Path:
-    """A copy of a file that gives layer 1's keys as values and its values as keys."""
+def _exchanged(one: int, two: int, path: Path, folder: Path) -> Path:
+    """A copy of a file that gives two of its caches (keys and values of layer 0, then of 1) under each other's name."""
 
     def change(model: onnx.ModelProto) -> None:
         caches = [value for value in model.graph.output if len(value.type.tensor_type.shape.dim) == 4]
         names = sorted(value.name for value in caches)
-        key, value = names[2:4]
-        other = {key: value, value: key}
+        assert len(names) == 2 * LAYERS
+        other = {names[one]: names[two], names[two]: names[one]}
         for node in model.graph.node:
             node.output[:] = [other.get(name, name) for name in node.output]
             node.input[:] = [other.get(name, name) for name in node.input]
@@ -143,38 +156,54 @@ WRONG: Mapping[str, tuple[str, str]] = {
     "theta": ("rope", "wrong theta"),
     "eps": ("norm", "wrong epsilon"),
     "one weight": ("down_proj", "down_proj.weight differs in 1 of"),
-    "swapped caches": ("cache_key", "it is eager's cache write of the values"),
+    "swapped caches": ("cache_key", "caches are exchanged: layer 1"),
+    "swapped layers": ("cache_key", "caches are exchanged: layer 0 reads the keys of layer 1"),
     "window dropped": ("attention", "the sliding window is ignored"),
 }
 """What is wrong, where it shows first, and what names it."""
 
 
+def impossible(convention: str, family: str, wrong: str) -> str:
+    """Why a cell of the table cannot be filled; empty where it can. `wrong` is also `right`."""
+    if convention == "StaticCache":
+        if family in ("mistral-window", "qwen2-mixed"):
+            return "transformers gives a static cache under a window a ring of slots, which no convention here has"
+        if wrong == "window dropped":
+            return "the mask comes from outside, and the window with it"
+    if convention == "DynamicCache" and wrong.startswith("swapped"):
+        return "its outputs have no names: each is the cache whose entries it holds, so an exchange changes no call"
+    return ""
+
+
+CHANGES: Mapping[str, Callable[[Path, Path], Path]] = {
+    "one weight": one_weight,
+    "swapped caches": partial(_exchanged, 2, 3),
+    "swapped layers": partial(_exchanged, 0, 2),
+}
+"""What is done to a file."""
+
 WITH_WINDOW: Mapping[str, Mapping[str, object]] = {
     "llama": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 9},
     "qwen3": {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2},
 }
-"""What makes a family's config one with a window, for the same weights."""
+"""What makes the config of a family without a window one with it, for the same weights."""
 
 
-def wrong_pair(wrong: str, convention: str, files: Files, source: Path, folder: Path) -> tuple[Files, Path] | None:
-    """Files and a checkpoint that differ in one way; None where a family or convention has no such way."""
-    paths = [Path(str(entry)) for entry in files if str(entry).endswith(".onnx")]
-    steps = next(path for path in paths if "prefill" not in path.name and "decoder_model" not in path.name)
-    config = json.loads((source / "config.json").read_text())
+def wrong_pair(wrong: str, convention: str, family: str, made: ForeignExports, folder: Path) -> tuple[Files, Path]:
+    """Files and a checkpoint that differ in one way."""
+    files, source = CONVENTIONS[convention](made, family, folder), made.source(family)
     if wrong == "theta":
         return files, with_config(source, folder / "other", rope_theta=500_000.0)
     if wrong == "eps":
         return files, with_config(source, folder / "other", rms_norm_eps=1e-2)
     if wrong == "window dropped":
-        if convention == "StaticCache":
-            return None  # the mask comes from outside, and the window with it
-        changes = WITH_WINDOW.get(config["model_type"])  # the other families' files have a window of their own
-        return None if changes is None else (files, with_config(source, folder / "other", **changes))
-    change = one_weight if wrong == "one weight" else swapped_caches
-    if convention == "DynamicCache" and wrong == "swapped caches":
-        return None  # its outputs have no names that could be swapped: they are found by what is in them
+        if family in WITH_WINDOW:
+            return files, with_config(source, folder / "other", **WITH_WINDOW[family])
+        return CONVENTIONS[convention](made.windowless, family, folder), source
+    paths = [Path(str(entry)) for entry in files if str(entry).endswith(".onnx")]
+    steps = next(path for path in paths if "prefill" not in path.name and "decoder_model" not in path.name)
     other = {
-        path: change(path, folder / f"{at}") if path == steps or wrong == "one weight" else path
+        path: CHANGES[wrong](path, folder / f"{at}") if path == steps or wrong == "one weight" else path
         for at, path in enumerate(paths)
     }
     return [other.get(Path(str(entry)), entry) if str(entry).endswith(".onnx") else entry for entry in files], source

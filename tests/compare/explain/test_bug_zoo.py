@@ -11,7 +11,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from blockexport.compare.explain.defects import DROPOUT, catalogue
-from blockexport.compare.explain.defects_position import EXCHANGED
+from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 from tests.conftest import TABLE
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import EXHIBITS, Exhibit, models
@@ -110,4 +110,4 @@ def test_every_defect_of_the_catalogue_has_an_exhibit() -> None:
         return next((prefix for prefix in families if name.startswith(prefix)), name)
 
     known = {family(defect.name) for config in models(EVERYTHING).values() for defect in catalogue(config, position=3)}
-    assert known | {DROPOUT, EXCHANGED} == {family(exhibit.defect) for exhibit in EXHIBITS}
+    assert known | {DROPOUT, EXCHANGED, LOST} == {family(exhibit.defect) for exhibit in EXHIBITS}

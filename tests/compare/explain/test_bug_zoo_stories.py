@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from blockexport.compare.explain.defects import DROPOUT, catalogue
-from blockexport.compare.explain.defects_position import EXCHANGED
+from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 from blockexport.models.checkpoints.sources import open_checkpoint
 from tests.conftest import TABLE
 from tests.support import shared_path
@@ -17,7 +17,7 @@ from tests.zoo import EXHIBITS, Exhibit
 from tests.zoo_judge import HEADER, Cage, Record, build_cage, judge_exhibit
 
 CHECKPOINT = open_checkpoint(str(shared_path("models/stories260K")))
-KNOWN = {defect.name for defect in catalogue(CHECKPOINT.config, position=3)} | {DROPOUT, EXCHANGED}
+KNOWN = {defect.name for defect in catalogue(CHECKPOINT.config, position=3)} | {DROPOUT, EXCHANGED, LOST}
 HERE = [exhibit for exhibit in EXHIBITS if exhibit.defect in KNOWN and exhibit.model == "everything"]
 
 

@@ -15,7 +15,7 @@ from blockexport.compare.explain.defect_titles import title_of
 from blockexport.compare.explain.defects import DROPOUT, catalogue
 from blockexport.compare.explain.defects_attention import scaled_by
 from blockexport.compare.explain.defects_block import SITE_NORMS
-from blockexport.compare.explain.defects_position import EXCHANGED
+from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.models.element_types import BY_NAME
@@ -174,7 +174,7 @@ def test_every_defect_has_a_title_without_its_internal_name() -> None:
     known |= {
         d.name for site in (*SITE_NORMS, "final_norm", "query") for d in catalogue(EVERYTHING, site=site, times=1.1)
     }
-    for name in known | {DROPOUT, EXCHANGED}:
+    for name in known | {DROPOUT, EXCHANGED, LOST}:
         assert title_of(name) and "_" not in title_of(name).replace("_proj", "")
 
 

@@ -113,11 +113,13 @@ def test_a_stale_cache_behind_a_product_kills_tensorrt(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
         "from pathlib import Path; from tests.export.tensorrt.trt_support import build_unchecked\n"
-        f"print(build_unchecked(Path({str(path)!r}))[1])"
+        f"engine, said = build_unchecked(Path({str(path)!r}))\n"
+        "print('stopped' if engine is None else said or 'built without a word')"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
-    # A segmentation fault as a rule; never an engine and a reason.
-    assert done.returncode < 0 or done.stdout.strip() == ""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=600)
+    # A segmentation fault as a rule; what it reads is freed memory, so other ends were seen under load. If it came to
+    # build and warn, the rule would be needless.
+    assert done.returncode < 0 or done.stdout.strip() in ("stopped", "built without a word"), done
 
 
 def test_any_reader_of_a_cache_before_its_write_is_found() -> None:

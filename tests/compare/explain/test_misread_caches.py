@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from blockexport.compare.core.defect import CachePlace
-from blockexport.compare.explain.defects_position import exchanged
-from blockexport.compare.explain.exchanged_caches import exchanged_caches
+from blockexport.compare.explain.defects_position import misread
+from blockexport.compare.explain.misread_caches import misread_caches
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.exported import EVERYTHING, export, gainful
@@ -59,14 +59,16 @@ def test_what_each_layer_reads_is_seen(case: int, backend: str, cage: Cage, tmp_
     spoil, functional, in_place = CASES[case]
     folder = spoilt(cage, tmp_path, spoil)
     decoder = open_decoder(folder, backend, threads=1, verify="nothing")
-    assert exchanged_caches(decoder, CHECKPOINT, IDS) == (functional if backend == "replay" else in_place)
+    found = misread_caches(decoder, CHECKPOINT, IDS)
+    assert found is not None and found.name == "caches_exchanged"
+    assert found.reads == (functional if backend == "replay" else in_place)
 
 
 def test_a_cache_that_is_wrong_in_another_way_is_not_an_exchange(cage: Cage, tmp_path: Path) -> None:
     for at, spoil in enumerate((cache_not_written, slots(1), slots(-1), rope_on_v, lambda bench: None)):
         folder = spoilt(cage, tmp_path / str(at), spoil)
         decoder = open_decoder(folder, "replay", threads=1, verify="nothing")
-        assert exchanged_caches(decoder, CHECKPOINT, IDS) == {}, at
+        assert misread_caches(decoder, CHECKPOINT, IDS) is None, at
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16], ids=str)
@@ -74,7 +76,8 @@ def test_rounding_hides_nothing(precision: Precision, tmp_path: Path) -> None:
     export(CHECKPOINT, tmp_path / "half", precision, SLOTS)
     folder = spoilt(Cage(tmp_path / "half", CHECKPOINT), tmp_path, pasts_exchanged(0, 2))
     decoder = open_decoder(folder, "replay", threads=1, verify="nothing")
-    assert exchanged_caches(decoder, CHECKPOINT, IDS) == KEYS
+    found = misread_caches(decoder, CHECKPOINT, IDS)
+    assert found is not None and found.reads == KEYS
 
 
 @pytest.mark.parametrize("backend", ["replay", "onnxruntime"])
@@ -90,10 +93,13 @@ def test_caches_given_under_each_others_name_are_named(backend: str, cage: Cage,
 
 
 def test_the_cause_in_words() -> None:
-    told = exchanged({(1, "values"): (1, "keys"), (1, "keys"): (1, "values"), (0, "keys"): (2, "values")}).cause
-    assert told == (
-        "caches are exchanged: layer 0 reads the values of layer 2 as keys, layer 1 reads its values as keys, "
-        "layer 1 reads its keys as values"
+    told = misread(
+        {(1, "values"): (1, "keys"), (1, "keys"): (1, "values"), (0, "keys"): (2, "values"), (0, "values"): None},
+        lost=False,
     )
-    many = exchanged({(layer, "keys"): (layer + 1, "keys") for layer in range(7)}).cause
+    assert told.cause == (
+        "caches are exchanged: layer 0 reads the values of layer 2 as keys, layer 0 finds no values, "
+        "layer 1 reads its values as keys, layer 1 reads its keys as values"
+    )
+    many = misread({(layer, "keys"): (layer + 1, "keys") for layer in range(7)}, lost=False).cause
     assert many.endswith("layer 3 reads the keys of layer 4, and 3 more")
