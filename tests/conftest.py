@@ -1,4 +1,5 @@
-"""Rules for the whole suite: what a test marked `gpu` does on a machine without one, and how a run on a GPU ends."""
+"""Rules for the whole suite: in which order files are run, what a test marked `gpu` does on a machine
+without one, and how a run on a GPU ends."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import gpu_run
+from tests.file_order import longest_first
+from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
     from tests.foreign_files import ForeignExports
@@ -38,6 +41,16 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> ForeignExports:
     from tests.foreign_files import ForeignExports
 
     return ForeignExports(tmp_path_factory.mktemp("foreign"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist hand files out in the order below; by itself it begins with those of most tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    items[:] = longest_first(items, str(REPOSITORY / "tests"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
