@@ -1,4 +1,4 @@
-"""Rules for the whole suite: in which order files are run, what a test marked `gpu` does on a machine
+"""Rules for the whole suite: in which order files are run, what they share, what a test marked `gpu` does on a machine
 without one, and how a run on a GPU ends."""
 
 from __future__ import annotations
@@ -7,13 +7,15 @@ import math
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import gpu_run
 from tests.file_order import longest_first
-from tests.support import REPOSITORY
+from tests.made_once import MadeOnce
+from tests.support import REPOSITORY, shared_path, smollm2_gguf
 
 if TYPE_CHECKING:
     from tests.foreign_files import ForeignExports
@@ -36,11 +38,41 @@ def _no_lines_of_progress() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> ForeignExports:
-    """Decoders the way other tools export them, each made once."""
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MadeOnce]:
+    """What the tests of all workers read, each thing made by the first to ask for it."""
+    own = tmp_path_factory.getbasetemp()
+    made = MadeOnce((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "made-once")
+    yield made
+    assert made.changed() == [], "what is shared is for reading: a test that changes it takes a copy"
+
+
+@pytest.fixture(scope="session")
+def foreign(made_once: MadeOnce) -> ForeignExports:
+    """Decoders the way other tools export them."""
     from tests.foreign_files import ForeignExports
 
-    return ForeignExports(tmp_path_factory.mktemp("foreign"))
+    return ForeignExports(made_once)
+
+
+@pytest.fixture(scope="session")
+def judged_stories(made_once: MadeOnce) -> Path:
+    """stories260K as a judged bundle with 512 cache slots, to read."""
+    return _judged(made_once, "stories260K", shared_path("models/stories260K"))
+
+
+@pytest.fixture(scope="session")
+def judged_smollm2(made_once: MadeOnce) -> Path:
+    """SmolLM2-135M-Instruct as a judged bundle with 512 cache slots, to read."""
+    return _judged(made_once, "smollm2", smollm2_gguf())
+
+
+def _judged(made_once: MadeOnce, name: str, source: Path) -> Path:
+    from blockexport.cli.main import main
+
+    def make(bundle: Path) -> None:
+        assert main(["onnx", str(source), "-o", str(bundle), "-M", "512", "--quiet"]) == 0
+
+    return made_once.path(name, make)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import DynamicCache
 
+from tests.made_once import MadeOnce
 from tests.transformers_models import make_model, save_model
 
 FAMILIES = ("llama", "mistral-window", "qwen2-mixed", "qwen3")
@@ -127,14 +128,13 @@ class ForeignExports:
     """Each kind of file of each family, made when it is first asked for; without the family's window where not
     `windowed`."""
 
-    def __init__(self, root: Path, *, windowed: bool = True) -> None:
-        self.root, self.windowed = root, windowed
-        self._made: dict[str, Path] = {}
+    def __init__(self, made_once: MadeOnce, *, windowed: bool = True) -> None:
+        self.made_once, self.windowed = made_once, windowed
 
     @cached_property
     def windowless(self) -> ForeignExports:
         """The same weights without the family's window."""
-        return ForeignExports(self.root / "windowless", windowed=False)
+        return ForeignExports(self.made_once, windowed=False)
 
     def source(self, family: str = "llama") -> Path:
         """The checkpoint."""
@@ -146,8 +146,9 @@ class ForeignExports:
 
     def genai(self, family: str = "llama", *arguments: str) -> Path:
         """By onnxruntime-genai's builder."""
-        name = "-".join(["genai", family, *arguments]) + "/model.onnx"
-        return self._once(name, lambda path: build_with_genai(self.source(family), path.parent, *arguments))
+        source = self.source(family)
+        made = self._once("-".join(["genai", family, *arguments]), lambda to: build_with_genai(source, to, *arguments))
+        return made / "model.onnx"
 
     def pair(self, family: str = "llama", *, static: bool = False) -> Path:
         """By transformers' exporter: a folder."""
@@ -155,11 +156,8 @@ class ForeignExports:
         return self._once(name, lambda path: export_pair(path, family, static=static, windowed=self.windowed))
 
     def _once(self, name: str, make: Callable[[Path], Path]) -> Path:
-        if name not in self._made:
-            self.root.mkdir(exist_ok=True)
-            with contextlib.redirect_stdout(io.StringIO()):
-                self._made[name] = make(self.root / name)
-        return self._made[name]
+        with contextlib.redirect_stdout(io.StringIO()):
+            return self.made_once.path(f"{'foreign' if self.windowed else 'foreign-windowless'}/{name}", make)
 
 
 def changed(path: Path, target: Path, change: Callable[[onnx.ModelProto], None]) -> Path:

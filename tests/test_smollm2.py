@@ -24,20 +24,12 @@ from tests.support import smollm2_gguf
 QUESTION = "What is the capital of France?"
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exported in fp32 with 512 cache slots, judged."""
-    target = tmp_path_factory.mktemp("smollm2") / "bundle"
-    assert main(["onnx", str(smollm2_gguf()), "-o", str(target), "-M", "512"]) == 0
-    return target
+def prompt_ids(judged_smollm2: Path) -> list[int]:
+    return BundleTokenizer(judged_smollm2).encode_chat([{"role": "user", "content": QUESTION}])
 
 
-def prompt_ids(bundle: Path) -> list[int]:
-    return BundleTokenizer(bundle).encode_chat([{"role": "user", "content": QUESTION}])
-
-
-def test_the_report_covers_prefill_decode_and_the_last_slot(bundle: Path) -> None:
-    report = json.loads((bundle / "parity" / "report.json").read_text())
+def test_the_report_covers_prefill_decode_and_the_last_slot(judged_smollm2: Path) -> None:
+    report = json.loads((judged_smollm2 / "parity" / "report.json").read_text())
     assert report["verdict"] == "pass"
     assert report["tokens"]["prefill"] == 256 and report["tokens"]["decode"] >= 64
     assert report["positions"]["position"][-1] == 511
@@ -46,10 +38,10 @@ def test_the_report_covers_prefill_decode_and_the_last_slot(bundle: Path) -> Non
 
 
 @pytest.mark.full
-def test_one_wrong_weight_is_explained_in_a_minute_of_one_core(bundle: Path, tmp_path: Path) -> None:
+def test_one_wrong_weight_is_explained_in_a_minute_of_one_core(judged_smollm2: Path, tmp_path: Path) -> None:
     """In processor time, which a busy machine does not lengthen; measured: 5 s."""
     name, bad = "model.layers.12.mlp.down_proj.weight", tmp_path / "bad"
-    shutil.copytree(bundle, bad)
+    shutil.copytree(judged_smollm2, bad)
     stored = read_header(bad / "model.safetensors")[name]
     with (bad / "model.safetensors").open("r+b") as file:
         file.seek(stored.offset + 4 * 1000)
@@ -66,17 +58,17 @@ def test_one_wrong_weight_is_explained_in_a_minute_of_one_core(bundle: Path, tmp
     assert report.explanation.cause_sentences[0].startswith(f"likely cause: {name} differs in 1 of 884,736 values")
 
 
-def test_it_answers(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(bundle), QUESTION]) == 0
+def test_it_answers(judged_smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(judged_smollm2), QUESTION]) == 0
     assert "Paris" in capsys.readouterr().out
 
 
-def test_redeclaring_m_leaves_the_logits_unchanged(bundle: Path) -> None:
-    ids_BS = torch.tensor([prompt_ids(bundle)])
+def test_redeclaring_m_leaves_the_logits_unchanged(judged_smollm2: Path) -> None:
+    ids_BS = torch.tensor([prompt_ids(judged_smollm2)])
     steps = [int(token) for token in np.arange(5) * 97 + 11]
     outcomes: list[torch.Tensor] = []
     for slots in (64, 512, 2048):
-        decoder = open_decoder(bundle, max_sequence_length=slots)
+        decoder = open_decoder(judged_smollm2, max_sequence_length=slots)
         outcomes.append(
             torch.cat([decoder.prefill(ids_BS), *(decoder.step(torch.tensor([[t]])) for t in steps)], dim=1)
         )
@@ -85,16 +77,16 @@ def test_redeclaring_m_leaves_the_logits_unchanged(bundle: Path) -> None:
         torch.testing.assert_close(other, outcomes[0], rtol=0, atol=2e-4)
 
 
-def test_onnxruntime_genai_runs_the_bundle_as_it_is(bundle: Path) -> None:
+def test_onnxruntime_genai_runs_the_bundle_as_it_is(judged_smollm2: Path) -> None:
     genai = pytest.importorskip("onnxruntime_genai")
-    prompt, count = BundleTokenizer(bundle).encode("The history of the city of Paris begins"), 40
-    decoder = open_decoder(bundle)
+    prompt, count = BundleTokenizer(judged_smollm2).encode("The history of the city of Paris begins"), 40
+    decoder = open_decoder(judged_smollm2)
     logits = decoder.prefill(torch.tensor([prompt]))
     ours: list[int] = []
     for _ in range(count):
         ours.append(int(logits[0, -1].argmax()))
         logits = decoder.step(torch.tensor([[ours[-1]]]))
-    params = genai.GeneratorParams(model := genai.Model(str(bundle)))
+    params = genai.GeneratorParams(model := genai.Model(str(judged_smollm2)))
     params.set_search_options(max_length=len(prompt) + count, do_sample=False)
     generator = genai.Generator(model, params)
     generator.append_tokens(np.array(prompt, dtype=np.int32))

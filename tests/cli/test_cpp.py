@@ -9,24 +9,10 @@ from pathlib import Path
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.export.bundle.golden_file import GOLDEN_FILE
-from blockexport.export.bundle.manifest import MANIFEST, read_manifest
-from blockexport.runtime.text.chat_turns import CHAT_TURNS_FILE
 from tests.runtime.cpp import cpp_build
-from tests.support import REPOSITORY, smollm2_gguf
+from tests.support import REPOSITORY
 
 QUESTION = "What is the capital of France?"
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2: the bundle that `make demo` left, or one exported now."""
-    demo = REPOSITORY / "demo-bundle"
-    if (demo / MANIFEST).is_file() and {GOLDEN_FILE, CHAT_TURNS_FILE} <= set(read_manifest(demo).files):
-        return demo
-    target = tmp_path_factory.mktemp("smollm2") / "bundle"
-    assert main(["onnx", str(smollm2_gguf()), "-o", str(target), "-M", "512", "--quiet"]) == 0
-    return target
 
 
 def without_python(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -34,27 +20,27 @@ def without_python(command: list[str]) -> subprocess.CompletedProcess[str]:
     return cpp_build.attempt(command, clean=True)
 
 
-def test_the_whole_way(bundle: Path, tmp_path: Path) -> None:
+def test_the_whole_way(judged_smollm2: Path, tmp_path: Path) -> None:
     cpp_build.require_tools()
     headers = cpp_build.onnxruntime_headers()
     project = tmp_path / "chat"
-    assert main(["cpp", str(bundle), "-o", str(project)]) == 0
+    assert main(["cpp", str(judged_smollm2), "-o", str(project)]) == 0
     build = project / "build"
     # The library is found through paths.cmake; headers that are not on the system's path are named.
     named = [] if headers.parts[1] == "usr" else [f"-DONNXRUNTIME_INCLUDE_DIR={headers}"]
     cpp_build.run(["cmake", "-S", str(project), "-B", str(build), *named])
     cpp_build.run(["cmake", "--build", str(build), "-j", "2"])
-    selftest = without_python([str(build / "selftest"), str(bundle)])
+    selftest = without_python([str(build / "selftest"), str(judged_smollm2)])
     assert selftest.returncode == 0, selftest.stderr
     assert "selftest passed" in selftest.stdout
-    chat = without_python([str(build / "chat"), str(bundle), QUESTION])
+    chat = without_python([str(build / "chat"), str(judged_smollm2), QUESTION])
     assert chat.returncode == 0, chat.stderr
     assert "Paris" in chat.stdout
     # The same answer as Python's, in the memory of the mapped weights.
-    lean = without_python([str(build / "chat"), str(bundle), QUESTION, "--low-memory", "--quiet"])
+    lean = without_python([str(build / "chat"), str(judged_smollm2), QUESTION, "--low-memory", "--quiet"])
     assert lean.stdout == chat.stdout
     assert lean.stderr == ""
-    wrong = without_python([str(build / "chat"), str(bundle), QUESTION, "--seven"])
+    wrong = without_python([str(build / "chat"), str(judged_smollm2), QUESTION, "--seven"])
     assert wrong.returncode == 2
     assert "no option --seven" in wrong.stderr
 
@@ -109,21 +95,24 @@ def test_a_library_that_is_not_found_is_named_with_the_remedy(tmp_path: Path) ->
     assert "choose one" in done.stderr
 
 
-def test_wrong_use(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use(judged_smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     for arguments, word in (
         ([], "name a bundle and a folder"),
-        ([str(bundle), "-o", str(tmp_path / "full")], "is not empty"),
-        ([str(bundle), "-o", str(tmp_path / "full" / "thesis.txt")], "is a file"),
+        ([str(judged_smollm2), "-o", str(tmp_path / "full")], "is not empty"),
+        ([str(judged_smollm2), "-o", str(tmp_path / "full" / "thesis.txt")], "is a file"),
         ([str(tmp_path), "-o", str(tmp_path / "x")], "is not a bundle"),
-        ([str(bundle), "-o", str(tmp_path / "x"), "--backend", "abacus"], "no backend 'abacus'"),
-        ([str(bundle), "-o", str(tmp_path / "x"), "--backend", "tensorrt", "--backend", "tensorrt-rtx"], "choose one"),
+        ([str(judged_smollm2), "-o", str(tmp_path / "x"), "--backend", "abacus"], "no backend 'abacus'"),
+        (
+            [str(judged_smollm2), "-o", str(tmp_path / "x"), "--backend", "tensorrt", "--backend", "tensorrt-rtx"],
+            "choose one",
+        ),
     ):
         assert main(["cpp", *arguments]) == 2
         assert word in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
-    assert main(["cpp", str(bundle), "-o", str(tmp_path / "full"), "--force"]) == 0
+    assert main(["cpp", str(judged_smollm2), "-o", str(tmp_path / "full"), "--force"]) == 0
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 

@@ -32,14 +32,6 @@ from tests.exported import export, random_model
 from tests.support import shared_path
 
 
-@pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """stories260K as a judged bundle."""
-    target = tmp_path_factory.mktemp("stories") / "bundle"
-    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
-    return target
-
-
 @pytest.mark.parametrize("options", [["--headless"], ["--logits", "last"], ["--fp16"], ["-M", "40"]])
 def test_every_kind_of_bundle_proves_itself(tmp_path: Path, options: list[str]) -> None:
     bundle = tmp_path / "bundle"
@@ -74,11 +66,11 @@ def test_a_library_that_lacks_the_operator_itself_is_to_be_upgraded(version: str
     assert ("--upgrade onnxruntime" in _remedy("Could not find an implementation for X(24)", version)) is upgrades
 
 
-def test_json_and_text(stories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", str(stories), "--json"]) == 0
+def test_json_and_text(judged_stories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", str(judged_stories), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["passed"] is True and data["positions"] == 10 and 0 < data["rms"] < data["rms_tolerance"]
-    assert main(["selftest", str(stories)]) == 0
+    assert main(["selftest", str(judged_stories)]) == 0
     assert "10 golden positions on onnxruntime: passed" in capsys.readouterr().out
 
 
@@ -89,7 +81,7 @@ def test_a_bundle_without_vectors_says_how_to_get_them(tmp_path: Path, capsys: p
     assert "--no-compare" in capsys.readouterr().err
 
 
-def test_positions_stay_within_the_size(stories: Path) -> None:
+def test_positions_stay_within_the_size(judged_stories: Path) -> None:
     assert choose_positions(256, 320, 512) == [0, 1, 64, 128, 192, 255, 256, 288, 304, 319]
     assert choose_positions(256, 320, 512, last_logits_only=True) == [255, 256, 288, 304, 319]
     for width in (512, 49_152, 128_256, 2_000_000):
@@ -97,13 +89,13 @@ def test_positions_stay_within_the_size(stories: Path) -> None:
         assert {255, 319} <= set(chosen)
         assert 4 * width * len(chosen) <= max(MAX_BYTES, 2 * 4 * width)
     assert choose_positions(5, 5, 512) == [0, 1, 2, 3, 4]
-    assert read_golden(stories).positions_P.tolist() == choose_positions(256, 320, 512)
+    assert read_golden(judged_stories).positions_P.tolist() == choose_positions(256, 320, 512)
 
 
-def test_damaged_vectors_are_refused(stories: Path, tmp_path: Path) -> None:
-    golden = read_golden(stories)
+def test_damaged_vectors_are_refused(judged_stories: Path, tmp_path: Path) -> None:
+    golden = read_golden(judged_stories)
     write_golden(tmp_path, golden)
-    assert (tmp_path / GOLDEN_FILE).read_bytes() == (stories / GOLDEN_FILE).read_bytes()
+    assert (tmp_path / GOLDEN_FILE).read_bytes() == (judged_stories / GOLDEN_FILE).read_bytes()
     content = (tmp_path / GOLDEN_FILE).read_bytes()
     (tmp_path / GOLDEN_FILE).write_bytes(content[:-5])
     with pytest.raises(UsageError, match="damaged"):
@@ -169,10 +161,10 @@ def test_a_template_that_is_no_frame_has_none(template: str) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.onnx", "golden.safetensors"])
 def test_a_damaged_bundle_is_judged_and_bad(
-    name: str, stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, judged_stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = tmp_path / "a bundle"
-    shutil.copytree(stories, bundle)
+    shutil.copytree(judged_stories, bundle)
     content = (bundle / name).read_bytes()
     (bundle / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert main(["selftest", str(bundle), "--json"]) == 1

@@ -25,15 +25,14 @@ from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import judged
 from tests.runtime.cpp import cpp_build
-from tests.support import shared_path, smollm2_gguf
+from tests.support import shared_path
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(judged_stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """stories260K with a package, which was judged on the way in."""
     cpp_build.require_tools()
-    target = tmp_path_factory.mktemp("aoti") / "bundle"
-    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
+    target = Path(shutil.copytree(judged_stories, tmp_path_factory.mktemp("aoti") / "bundle"))
     assert main(["aoti", str(target), "--quiet"]) == 0
     return target
 
@@ -211,10 +210,9 @@ def test_a_compiler_that_fails_is_this_machines_lack(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.full
-def test_smollm2(built: Path, tmp_path: Path) -> None:
+def test_smollm2(built: Path, judged_smollm2: Path, tmp_path: Path) -> None:
     """Thirty layers: a minute of compiling on two cores."""
-    bundle = tmp_path / "smollm2"
-    assert main(["onnx", str(smollm2_gguf()), "-o", str(bundle), "-M", "512", "--quiet"]) == 0
+    bundle = Path(shutil.copytree(judged_smollm2, tmp_path / "smollm2"))
     assert main(["aoti", str(bundle), "--quiet"]) == 0
     done = cpp_build.attempt([str(built / "chat"), str(bundle), "What is the capital of France?"], clean=True)
     assert "Paris" in done.stdout, done.stderr

@@ -52,18 +52,10 @@ def built() -> Path:
     return cpp_build.build("onnxruntime", cpp_build.onnxruntime_options())
 
 
-@pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """stories260K as a judged bundle, with golden vectors."""
-    target = tmp_path_factory.mktemp("stories") / "bundle"
-    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
-    return target
-
-
 @pytest.fixture
-def bundle(stories: Path, tmp_path: Path) -> Path:
+def bundle(judged_stories: Path, tmp_path: Path) -> Path:
     """A copy to spoil."""
-    return Path(shutil.copytree(stories, tmp_path / "bundle"))
+    return Path(shutil.copytree(judged_stories, tmp_path / "bundle"))
 
 
 def selftest(built: Path, bundle: Path) -> tuple[int, str]:
@@ -80,8 +72,8 @@ def run_cpp(built: Path, folder: Path, **request: Any) -> np.ndarray[Any, Any]:
     return np.fromfile(output, dtype=np.float32)
 
 
-def test_what_needs_no_model(built: Path, stories: Path, tmp_path: Path) -> None:
-    data = json.loads((stories / MANIFEST).read_text())
+def test_what_needs_no_model(built: Path, judged_stories: Path, tmp_path: Path) -> None:
+    data = json.loads((judged_stories / MANIFEST).read_text())
     data["engines"] = ENGINES
     for name in ENGINES:
         path = tmp_path / name
@@ -90,27 +82,32 @@ def test_what_needs_no_model(built: Path, stories: Path, tmp_path: Path) -> None
         data["files"][name] = asdict(file_entry(path))
     data["files"]["engines/trt.engine"]["made_from"] = {ONNX_FILE: "0" * 64}
     (tmp_path / MANIFEST).write_text(json.dumps(data))
-    weights = stories / "model.safetensors"
+    weights = judged_stories / "model.safetensors"
     vectors = REPOSITORY / "tests/data/sampling_vectors.json"
     cpp_build.run([str(built / "tests/core_tests"), str(vectors), str(weights), sha256_of(weights), str(tmp_path)])
 
 
-def test_decode_to_the_last_slot_has_the_bits_of_python(built: Path, stories: Path, tmp_path: Path) -> None:
-    decoder = open_decoder(stories, threads=1)
+def test_decode_to_the_last_slot_has_the_bits_of_python(built: Path, judged_stories: Path, tmp_path: Path) -> None:
+    decoder = open_decoder(judged_stories, threads=1)
     slots, vocab = decoder.max_sequence_length, decoder.config.vocab_size
     ids = [int(token) for token in np.random.default_rng(0).integers(0, vocab, slots)]
     calls = [ids[:300], ids[300:480], *([token] for token in ids[480:])]
     expected = [decoder.prefill(torch.tensor([call])).numpy().reshape(-1) for call in calls]
     found = run_cpp(
-        built, tmp_path, bundle=str(stories), options={"threads": 1}, calls=[{"ids": call} for call in calls]
+        built, tmp_path, bundle=str(judged_stories), options={"threads": 1}, calls=[{"ids": call} for call in calls]
     )
     assert np.array_equal(found.view(np.uint32), np.concatenate(expected).view(np.uint32))
 
 
-def test_one_token_past_the_last_slot_throws(built: Path, stories: Path, tmp_path: Path) -> None:
+def test_one_token_past_the_last_slot_throws(built: Path, judged_stories: Path, tmp_path: Path) -> None:
     calls = [{"ids": [1] * 512}, {"ids": [1]}]
     done = cpp_build.request(
-        built / "tests/decoder_tool", tmp_path, op="run", bundle=str(stories), calls=calls, output=str(tmp_path / "out")
+        built / "tests/decoder_tool",
+        tmp_path,
+        op="run",
+        bundle=str(judged_stories),
+        calls=calls,
+        output=str(tmp_path / "out"),
     )
     assert done.returncode == 1
     assert "at position 512 do not fit into the 512 cache slots" in done.stderr
@@ -222,8 +219,8 @@ def test_weights_of_a_stranger(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [-1, 100_000])
-def test_an_absurd_number_of_threads(built: Path, stories: Path, threads: int) -> None:
-    done = cpp_build.attempt([str(built / "chat"), str(stories), "x", "--threads", str(threads)])
+def test_an_absurd_number_of_threads(built: Path, judged_stories: Path, threads: int) -> None:
+    done = cpp_build.attempt([str(built / "chat"), str(judged_stories), "x", "--threads", str(threads)])
     assert done.returncode == 2
     assert f"threads is {threads}, and must be 0 (the runtime's own choice) to " in done.stderr
 
@@ -244,19 +241,19 @@ def test_a_forged_m(built: Path, bundle: Path, spoil: dict[str, int], message: s
     assert message in done.stderr
 
 
-def test_a_cache_beyond_all_memory_is_told_in_numbers(built: Path, stories: Path, tmp_path: Path) -> None:
+def test_a_cache_beyond_all_memory_is_told_in_numbers(built: Path, judged_stories: Path, tmp_path: Path) -> None:
     done = cpp_build.request(
-        built / "tests/decoder_tool", tmp_path, op="run", bundle=str(stories), rows=10**9, calls=[], output="x"
+        built / "tests/decoder_tool", tmp_path, op="run", bundle=str(judged_stories), rows=10**9, calls=[], output="x"
     )
     assert done.returncode == 1
     assert "a cache of 1000000000 rows of 512 slots takes" in done.stderr
 
 
-def test_golden_text_byte_for_byte(built: Path, stories: Path, tmp_path: Path) -> None:
+def test_golden_text_byte_for_byte(built: Path, judged_stories: Path, tmp_path: Path) -> None:
     golden = json.loads(shared_path("models/stories260K/golden.json").read_text(encoding="utf-8"))
     count = len(golden["ids"]) - 1
     done = cpp_build.request(
-        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(stories), prompt=[1], count=count
+        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(judged_stories), prompt=[1], count=count
     )
     made = json.loads(done.stdout)
     assert count >= 199
@@ -264,15 +261,15 @@ def test_golden_text_byte_for_byte(built: Path, stories: Path, tmp_path: Path) -
     assert made["text"][0] == golden["text"]
 
 
-def test_sampling_is_that_of_python(built: Path, stories: Path, tmp_path: Path) -> None:
+def test_sampling_is_that_of_python(built: Path, judged_stories: Path, tmp_path: Path) -> None:
     options = SamplingOptions(temperature=0.9, top_k=40, top_p=0.95, seed=2**63 + 11)
-    expected = list(Generation(open_decoder(stories, threads=1), [1], options, [2], 120))
+    expected = list(Generation(open_decoder(judged_stories, threads=1), [1], options, [2], 120))
     sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": options.seed}
     done = cpp_build.request(
         built / "tests/decoder_tool",
         tmp_path,
         op="generate",
-        bundle=str(stories),
+        bundle=str(judged_stories),
         options={"threads": 1},
         prompt=[1],
         count=120,
@@ -283,13 +280,13 @@ def test_sampling_is_that_of_python(built: Path, stories: Path, tmp_path: Path) 
     assert Sampler(options).sample(logits) == Sampler(options).sample(logits)
 
 
-def test_chat_answers_without_python_on_the_machine(built: Path, stories: Path) -> None:
-    command = [str(built / "chat"), str(stories), "Once upon a time", "--max-new-tokens", "40"]
+def test_chat_answers_without_python_on_the_machine(built: Path, judged_stories: Path) -> None:
+    command = [str(built / "chat"), str(judged_stories), "Once upon a time", "--max-new-tokens", "40"]
     done = cpp_build.attempt(command, clean=True)
     assert done.returncode == 0, done.stderr
-    tokenizer = BundleTokenizer(stories)
+    tokenizer = BundleTokenizer(judged_stories)
     prompt = tokenizer.encode("Once upon a time")
-    ids = list(Generation(open_decoder(stories), prompt, SamplingOptions(), tokenizer.stop_ids, 40))
+    ids = list(Generation(open_decoder(judged_stories), prompt, SamplingOptions(), tokenizer.stop_ids, 40))
     assert done.stdout == tokenizer.decode(ids, prompt) + "\n"
 
 
@@ -335,11 +332,11 @@ def test_prompts_and_conversations_are_those_of_python(built: Path, tmp_path: Pa
     assert "should be from assistant" in done.stderr
 
 
-def test_selftest_passes(built: Path, stories: Path) -> None:
-    code, said = selftest(built, stories)
+def test_selftest_passes(built: Path, judged_stories: Path) -> None:
+    code, said = selftest(built, judged_stories)
     assert code == 0, said
     assert "a token past slot 511 is refused" in said
-    assert main(["selftest", str(stories)]) == 0
+    assert main(["selftest", str(judged_stories)]) == 0
 
 
 def rewrite(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -452,22 +449,28 @@ def test_a_damaged_manifest_and_one_that_reaches_outside(built: Path, bundle: Pa
     assert "outside of the bundle" in selftest(built, bundle)[1]
 
 
-def test_python_replays_the_same_vectors(stories: Path) -> None:
+def test_python_replays_the_same_vectors(judged_stories: Path) -> None:
     from blockexport.export.bundle.golden_file import read_golden
 
-    manifest = read_manifest(stories)
-    check_files(stories, manifest)
-    golden = read_golden(stories)
-    result = replay_golden(open_decoder(stories), golden)
+    manifest = read_manifest(judged_stories)
+    check_files(judged_stories, manifest)
+    golden = read_golden(judged_stories)
+    result = replay_golden(open_decoder(judged_stories), golden)
     assert result.passed
     assert result.positions == len(golden.positions_P) >= 8
     assert golden.positions_P[-1] > golden.prefill
-    assert (stories / "golden.safetensors").stat().st_size < 5 * 2**20
+    assert (judged_stories / "golden.safetensors").stat().st_size < 5 * 2**20
 
 
-def test_two_decoders_in_two_threads(built: Path, stories: Path, tmp_path: Path) -> None:
+def test_two_decoders_in_two_threads(built: Path, judged_stories: Path, tmp_path: Path) -> None:
     done = cpp_build.request(
-        built / "tests/decoder_tool", tmp_path, op="generate", bundle=str(stories), prompt=[1], count=60, threads=2
+        built / "tests/decoder_tool",
+        tmp_path,
+        op="generate",
+        bundle=str(judged_stories),
+        prompt=[1],
+        count=60,
+        threads=2,
     )
     first, second = json.loads(done.stdout)["ids"]
     assert len(first) == 60

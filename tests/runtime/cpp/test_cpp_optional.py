@@ -20,7 +20,7 @@ def header_folder(variable: str, header: str) -> str:
     return folder
 
 
-def test_tensorrt_rtx_compiles_links_and_starts(tmp_path: Path) -> None:
+def test_tensorrt_rtx_compiles_links_and_starts(judged_stories: Path) -> None:
     """As far as a machine without a driver goes: the first call of CUDA says that there is none."""
     names = {"TENSORRT_INCLUDE_DIR": "NvInferRuntime.h", "CUDART_INCLUDE_DIR": "cuda_runtime_api.h"}
     options = [f"-D{name}={header_folder(name, header)}" for name, header in names.items()]
@@ -29,9 +29,7 @@ def test_tensorrt_rtx_compiles_links_and_starts(tmp_path: Path) -> None:
     options += [f"-DTENSORRT_LIBRARY={library}", f"-DCUDART_LIBRARY={next(cudart.glob('libcudart.so.*'))}"]
     options += ["-DBLOCKEXPORT_WITH_TENSORRT_RTX=ON", "-DBLOCKEXPORT_WITH_ONNXRUNTIME=OFF"]
     build = cpp_build.build("tensorrt-rtx", options, "selftest")
-    bundle = tmp_path / "bundle"
-    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(bundle), "--quiet"]) == 0
-    done = cpp_build.attempt([str(build / "selftest"), str(bundle)])
+    done = cpp_build.attempt([str(build / "selftest"), str(judged_stories)])
     assert done.returncode == 2
     assert "CUDA cannot use the GPU" in done.stderr or "holds no tensorrt-rtx engine" in done.stderr
 

@@ -7,15 +7,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
-from blockexport.cli.main import main
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import sha256_of
 from tests.runtime.cpp import cpp_build
 from tests.runtime.cpp.cpp_texts import random_texts
 from tests.runtime.cpp.test_cpp import ENGINES
-from tests.support import REPOSITORY, shared_path
+from tests.support import REPOSITORY
 
 ADDRESS = "address,undefined"
 # ONNX Runtime keeps a few allocations to the end of the process.
@@ -28,14 +25,6 @@ def sanitized(kind: str) -> Path:
     name = "asan" if kind == ADDRESS else "tsan"
     options = [*cpp_build.onnxruntime_options(), "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={flags}"]
     return cpp_build.build(name, options)
-
-
-@pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """stories260K, exported."""
-    target = tmp_path_factory.mktemp("stories") / "bundle"
-    assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(target), "--quiet"]) == 0
-    return target
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -68,11 +57,11 @@ def generate(build: Path, folder: Path, bundle: Path, threads: int) -> list[list
     return ids
 
 
-def test_address_and_undefined_behaviour(stories: Path, tmp_path: Path) -> None:
+def test_address_and_undefined_behaviour(judged_stories: Path, tmp_path: Path) -> None:
     build = sanitized(ADDRESS)
     around = environment(tmp_path)
-    assert len(generate(build, tmp_path, stories, 1)[0]) > 50
-    said = cpp_build.run([str(build / "selftest"), str(stories)], around)
+    assert len(generate(build, tmp_path, judged_stories, 1)[0]) > 50
+    said = cpp_build.run([str(build / "selftest"), str(judged_stories)], around)
     assert "selftest passed" in said
     done = cpp_build.attempt([str(build / "selftest"), str(tmp_path)], around)
     assert done.returncode == 2 and "is not a bundle" in done.stderr
@@ -80,14 +69,14 @@ def test_address_and_undefined_behaviour(stories: Path, tmp_path: Path) -> None:
     added = ["<s>", "</s>", "<unk>"]
     lines.write_text("".join(json.dumps(text) + "\n" for text in random_texts(1500, added)) + "[300, -5, 999999]\n")
     tool = str(build / "tests/tokenizer_tool")
-    cpp_build.run([tool, str(stories / "tokenizer.json"), str(lines)], around)
+    cpp_build.run([tool, str(judged_stories / "tokenizer.json"), str(lines)], around)
     # The same texts through the expressions, NFC and byte level of a Qwen-like tokenizer.
-    assert cpp_build.run([tool, str(_byte_level(stories, tmp_path)), str(lines)], around)
+    assert cpp_build.run([tool, str(_byte_level(judged_stories, tmp_path)), str(lines)], around)
 
 
-def test_core_under_address_and_undefined_behaviour(stories: Path, tmp_path: Path) -> None:
+def test_core_under_address_and_undefined_behaviour(judged_stories: Path, tmp_path: Path) -> None:
     build = sanitized(ADDRESS)
-    data = json.loads((stories / "manifest.json").read_text())
+    data = json.loads((judged_stories / "manifest.json").read_text())
     data["engines"] = ENGINES
     for name in ENGINES:
         path = tmp_path / name
@@ -96,25 +85,25 @@ def test_core_under_address_and_undefined_behaviour(stories: Path, tmp_path: Pat
         data["files"][name] = asdict(file_entry(path))
     data["files"]["engines/trt.engine"]["made_from"] = {"model.onnx": "0" * 64}
     (tmp_path / "manifest.json").write_text(json.dumps(data))
-    weights, vectors = stories / "model.safetensors", REPOSITORY / "tests/data/sampling_vectors.json"
+    weights, vectors = judged_stories / "model.safetensors", REPOSITORY / "tests/data/sampling_vectors.json"
     command = [str(build / "tests/core_tests"), str(vectors), str(weights), sha256_of(weights), str(tmp_path)]
     cpp_build.run(command, environment(tmp_path))
 
 
-def test_two_decoders_in_two_threads(stories: Path, tmp_path: Path) -> None:
-    first, second = generate(sanitized("thread"), tmp_path, stories, 2)
+def test_two_decoders_in_two_threads(judged_stories: Path, tmp_path: Path) -> None:
+    first, second = generate(sanitized("thread"), tmp_path, judged_stories, 2)
     assert len(first) > 50
     assert first == second
 
 
-def _byte_level(stories: Path, folder: Path) -> Path:
+def _byte_level(judged_stories: Path, folder: Path) -> Path:
     """A tokenizer of single bytes, cut by Qwen's expression after NFC."""
     from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS
     from blockexport.runtime.text.detokenize import _ALPHABET
 
     split = {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["qwen2"].patterns[0]}, "behavior": "Isolated"}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    data = json.loads((stories / "tokenizer.json").read_text(encoding="utf-8"))
+    data = json.loads((judged_stories / "tokenizer.json").read_text(encoding="utf-8"))
     data["normalizer"] = {"type": "NFC"}
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, bytes_]}
     data["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
