@@ -11,6 +11,7 @@ LONGEST = (
     "runtime/test_aoti.py",
     "runtime/cpp/test_cpp_sanitizers.py",
     "test_smollm2.py",
+    "export/tensorrt/test_trt_smollm2.py",
     "export/tensorrt/test_trt_build.py",
     "runtime/cpp/test_cpp.py",
     "compare/test_false_alarms.py",

@@ -1,8 +1,10 @@
-"""Engines of SmolLM2-135M. They are built alone, because the time counts here."""
+"""Engines of SmolLM2-135M."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,23 +16,27 @@ from tests.export.tensorrt.trt_support import TARGETS, Engine, assert_alike, bui
 from tests.exported import export
 from tests.support import smollm2_gguf
 
-pytestmark = pytest.mark.alone
 WEIGHTS = 2 * 134_515_008  # bytes in half precision, the tied embedding once
 SECONDS = 30
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
-    checkpoint = open_checkpoint(str(smollm2_gguf()))
-    folders = {p: tmp_path_factory.mktemp(p.value) for p in (Precision.FP16, Precision.BF16)}
-    for precision, folder in folders.items():
-        export(checkpoint, folder, precision, 2048)
-    return folders
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], Path]:
+    """`smollm2(precision)`: a bundle with 2048 cache slots, exported when it is first asked for."""
+    checkpoint, root = open_checkpoint(str(smollm2_gguf())), tmp_path_factory.mktemp("smollm2")
+
+    def exported(precision: Precision) -> Path:
+        export(checkpoint, root / precision.value, precision, 2048)
+        return root / precision.value
+
+    return cache(exported)
 
 
-def test_it_is_built_in_half_a_minute_within_six_percent_of_its_weights(smollm2: dict[Precision, Path]) -> None:
+@pytest.mark.alone
+def test_it_is_built_in_half_a_minute_within_six_percent_of_its_weights(smollm2: Callable[[Precision], Path]) -> None:
+    bundle = smollm2(Precision.FP16)
     began = time.monotonic()
-    built = build(smollm2[Precision.FP16], profiles=make_profiles(8, 512))
+    built = build(bundle, profiles=make_profiles(8, 512))
     assert time.monotonic() - began < SECONDS
     weights = built.audit.weight_bytes["float16"]
     assert abs(weights - WEIGHTS) < 4096
@@ -39,10 +45,12 @@ def test_it_is_built_in_half_a_minute_within_six_percent_of_its_weights(smollm2:
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_it_is_built_for_three_generations_and_built_again(
-    precision: Precision, smollm2: dict[Precision, Path]
+    precision: Precision, smollm2: Callable[[Precision], Path]
 ) -> None:
+    bundle = smollm2(precision)
+
     def once() -> Engine:
-        return build(smollm2[precision], TARGETS, profiles=make_profiles(8, 512))
+        return build(bundle, TARGETS, profiles=make_profiles(8, 512))
 
     first = once()
     audit = first.audit
@@ -50,4 +58,4 @@ def test_it_is_built_for_three_generations_and_built_again(
     assert (audit.cache_updates, audit.attention_layers) == (60, 30)
     assert audit.matrix_products == {precision.element.name: 7 * 30 + 1}
     assert abs(audit.weight_bytes[precision.element.name] - WEIGHTS) < 4096
-    assert_alike(first, once(), smollm2[precision])
+    assert_alike(first, once(), bundle)
