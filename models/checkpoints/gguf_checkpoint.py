@@ -51,6 +51,7 @@ _OTHER_KINDS = {
     "imatrix": "a record of activations that guides quantisation",
 }
 
+PIECE = 1 << 17  # values dequantised at a time: what gguf makes on the way stays in the processor's cache
 _KEPT_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
@@ -120,11 +121,14 @@ class GgufCheckpoint(Checkpoint):
     def _dequantised(self, stored: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         block, block_bytes = GGML_QUANT_SIZES[stored.ggml_type]
         # A plain array: each of the thousands of views that gguf takes of a memmap would carry its bookkeeping along.
-        raw = np.asarray(np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,)))
-        rows = raw.reshape(*stored.shape[:-1], stored.shape[-1] // block * block_bytes)
+        raw = np.asarray(np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,))).reshape(-1, block_bytes)
+        values = np.empty(stored.shape, np.float32)
+        flat, step = values.reshape(-1, block), PIECE // block
         with np.errstate(all="ignore"):  # a scale that is not finite is refused with the tensor's name later
-            values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, stored.ggml_type)
-        return np.ascontiguousarray(values.reshape(stored.shape), dtype=np.float32)
+            for start in range(0, len(raw), step):
+                piece = raw[start : start + step].reshape(1, -1)  # one row: gguf would go through many one by one
+                flat[start : start + step] = dequantize(piece, stored.ggml_type).reshape(-1, block)
+        return values
 
     def _rope_factors(self, stored: GgufTensor | None) -> tuple[float, ...] | None:
         if stored is None:
