@@ -130,7 +130,7 @@ def run_checks(
     )
     context = CheckContext(
         decoder,
-        lambda: _eager(decoder, checkpoint, progress),
+        lambda kept: _eager(decoder, kept, progress),
         checkpoint,
         plan,
         tokens.ids_S[:length],

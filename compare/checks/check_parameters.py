@@ -75,8 +75,8 @@ def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
     held = hold_foreign(weights, context.checkpoint, context.progress)
     figures = ForeignWeightFigures(held.same, list(held.differing), list(held.not_compared))
     message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
-    if isinstance(context.checkpoint, QuantisedCheckpoint):
-        return _quantised(context.checkpoint, held, figures)
+    if isinstance(context.original, QuantisedCheckpoint):
+        return _quantised(context.original, held, figures)
     if held.not_compared:
         message += f"; the others ({held.not_compared[0]} first) it lays out in its own way, and they were not compared"
     return Outcome(message, held.same, held.said, figures=figures)

@@ -18,6 +18,7 @@ from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.watched import Watched
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -49,7 +50,8 @@ class CheckContext:
     Attributes:
         decoder: the artifact being judged.
         eager: gives eager PyTorch on the same weights in the artifact's precision, full logits.
-        checkpoint: the source, which the reference reads.
+        original: the source as it was opened.
+        checkpoint: the same, which every pass of the reference and of eager reads: what has to be dequantised is kept.
         plan: the stretches of the judged sequence.
         ids_S: the judged sequence, int64, M tokens when `to_last_slot`, else up to the last decode step.
         rows: rows of unequal length for the batched run.
@@ -60,7 +62,7 @@ class CheckContext:
     def __init__(
         self,
         decoder: Decoder,
-        eager: Callable[[], Decoder],
+        eager: Callable[[Checkpoint], Decoder],
         checkpoint: Checkpoint,
         plan: Plan,
         ids_S: torch.Tensor,
@@ -74,7 +76,8 @@ class CheckContext:
         self.decoder = Watched(decoder)
         self._make_eager = eager
         self._eager: Watched | None = None
-        self.checkpoint = checkpoint
+        self.original = checkpoint
+        self.checkpoint = KeptTensors(checkpoint)
         self.config = checkpoint.config
         self.plan = plan
         self.to_last_slot = to_last_slot
@@ -99,7 +102,7 @@ class CheckContext:
     def eager(self) -> Watched:
         """Eager PyTorch in the artifact's precision."""
         if self._eager is None:
-            self._eager = Watched(self._make_eager())
+            self._eager = Watched(self._make_eager(self.checkpoint))
         return self._eager
 
     def listen(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +20,6 @@ from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
 from blockexport.compare.explain.misread_caches import misread_caches
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
-from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -102,8 +100,6 @@ def explain(
     if not failed and not always:
         return None
     context.drop_eager()  # what explains runs eager layer by layer
-    whole, context = context, copy(context)
-    context.checkpoint = KeptTensors(context.checkpoint)  # every pass of eager reads all of it again
     looker = _Looker(
         context, graph, note, tuple(result.message for result in failed if result.check.kind is Kind.CONTENT)
     )
@@ -114,7 +110,7 @@ def explain(
             found = looker.elsewhere(failed) if failed else looker.sound()
     except ArtifactError as error:
         return Explanation(None, None, f"not located: {error}", file=looker.file)
-    return replace(found, file=(*found.file, *_unread(found, whole, results)))
+    return replace(found, file=(*found.file, *_unread(found, context, results)))
 
 
 def _unread(found: Explanation, context: CheckContext, results: Sequence[CheckResult]) -> list[str]:
