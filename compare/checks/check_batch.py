@@ -13,7 +13,7 @@ from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended, judge_stretch
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.position_plan import CHUNK, calls_of
 from blockexport.compare.core.slots import copy_to_rows
@@ -93,7 +93,7 @@ def _floors(context: CheckContext, rows: Sequence[_Judged]) -> Iterator[Floor]:
     """The floor of some rows together, and a firmer one after it; see `CheckContext.runs`."""
     looks = zip(*(context.runs(row.errors.positions_P.tolist(), row.row) for row in rows), strict=True)
     for runs in looks:
-        joined = [Errors.join(parts) for parts in zip(*runs, strict=True)]
+        joined = [Distances.join(parts) for parts in zip(*runs, strict=True)]
         yield floor_of([Errors.join([row.cached for row in rows]), *joined], context.decoder.dtype)
 
 

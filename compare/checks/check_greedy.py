@@ -12,9 +12,9 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended, judge_stretch
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, measure
 from blockexport.compare.core.noise import floor_of
-from blockexport.compare.core.nudge import Looks, Nudges, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.reference import Reference
 
 PROMPT = 24
@@ -62,12 +62,9 @@ def greedy(context: CheckContext) -> Outcome:
     expected_PV = context.reference.run([sequence], [positions], context.progress)[0]
     eager = Reference(context.checkpoint, context.decoder.dtype)
 
-    def errors_of_eager(nudges: Nudges) -> list[Errors]:
+    def errors_of_eager(nudges: Nudges) -> list[Distances]:
         runs = eager.runs([sequence], [positions], nudges, context.progress)
-        return [
-            measure(outputs_PV, expected_PV, positions).weighted(weight_of(nudge))
-            for nudge, (outputs_PV,) in zip(nudges, runs, strict=True)
-        ]
+        return [one for (one,) in run_distances(nudges, runs, [expected_PV], [positions])]
 
     floors = (floor_of(runs, context.decoder.dtype) for runs in Looks(errors_of_eager))
     outcome = judge_stretch(context, f"{steps} greedy tokens", measure(logits_PV, expected_PV, positions), floors)

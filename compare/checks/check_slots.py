@@ -14,9 +14,9 @@ from blockexport.compare.core.failing_calls import FailingCalls
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, measure, measure_distances
 from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_errors
-from blockexport.compare.core.nudge import Looks, Nudges, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
@@ -125,7 +125,7 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
         eager.prefill(inputs[:, call.start : call.stop])
     cached = slots_of_row(eager, positions.stop)
     exact = context.reference.keys_values(context.ids_S[: positions.stop], progress=context.progress)[0]
-    once = [[measure(given, wanted, positions)] for given, wanted in zip(cached, exact, strict=True)]
+    once = [[measure_distances(given, wanted, positions)] for given, wanted in zip(cached, exact, strict=True)]
     usual = _usual_errors(context) if len(positions) < sum(CALLS) else [[] for _ in exact]
     errors = [measure(given, wanted, positions) for given, wanted in zip(written, exact, strict=True)]
     for whole in Looks(lambda nudges: _whole_errors(context, context.ids_S[: positions.stop], exact, nudges)):
@@ -137,7 +137,7 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
 
 
 def _furthest(
-    context: CheckContext, errors: list[Errors], runs: list[list[Errors]], usual: list[list[Errors]]
+    context: CheckContext, errors: list[Errors], runs: list[list[Distances]], usual: list[list[Distances]]
 ) -> tuple[Outcome, bool]:
     """The verdict on the tensor that is furthest from float64, and whether it may be the luck of eager's runs."""
     names = [name for name, _ in cache_tensors(context.eager)]
@@ -153,19 +153,13 @@ def _furthest(
 
 def _whole_errors(
     context: CheckContext, ids_S: torch.Tensor, exact: list[torch.Tensor], nudges: Nudges
-) -> list[list[Errors]]:
+) -> list[list[Distances]]:
     """Eager's errors in each tensor without a cache, for each of its runs."""
     whole = Reference(context.checkpoint, context.decoder.dtype).keys_values(ids_S, nudges, context.progress)
-    return [
-        [
-            measure(got, wanted, range(len(ids_S))).weighted(weight_of(nudge))
-            for got, wanted in zip(run, exact, strict=True)
-        ]
-        for nudge, run in zip(nudges, whole, strict=True)
-    ]
+    return run_distances(nudges, whole, exact, [range(len(ids_S))] * len(exact))
 
 
-def _usual_errors(context: CheckContext) -> list[list[Errors]]:
+def _usual_errors(context: CheckContext) -> list[list[Distances]]:
     """Eager's errors in each tensor on as many tokens as a larger cache would hold here, in each of its runs.
 
     The few numbers in one or two slots can come out far closer to the exact ones than eager usually does, and in some
@@ -177,7 +171,7 @@ def _usual_errors(context: CheckContext) -> list[list[Errors]]:
     return [list(runs) for runs in zip(*whole, strict=True)]
 
 
-def _at_least(floor: Floor, errors: Errors, usual: Sequence[Errors]) -> Floor:
+def _at_least(floor: Floor, errors: Errors, usual: Sequence[Distances]) -> Floor:
     """The floor, but no lower than eager's usual error relative to the size of the numbers."""
     size = float(errors.reference_rms_P.square().mean().sqrt())
     for run in usual:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockexport.compare.core.evidence import fed
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.nudge import Looks, Nudges, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.position_plan import Plan
 from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
@@ -174,7 +174,7 @@ class CheckContext:
         """Eager's own errors along the same calls, at `reference_positions`: one half of the noise floor."""
         return self.walk(self.eager.decoder, self._plan_calls, self.reference_positions, "eager").errors
 
-    def runs(self, positions: Sequence[int], row: int | None = None) -> Iterator[list[Errors]]:
+    def runs(self, positions: Sequence[int], row: int | None = None) -> Iterator[list[Distances]]:
         """Eager's own errors on a whole sequence without a cache, in the artifact's precision, in several runs.
 
         Of the judged sequence, or of a row, at some of its positions: those of a first look and, for an artifact that
@@ -183,23 +183,16 @@ class CheckContext:
         for look in self._looks:
             yield [run[0 if row is None else 1 + row].select(positions) for run in look]
 
-    def floors(self, cached: Errors) -> Iterator[Floor]:
+    def floors(self, cached: Distances) -> Iterator[Floor]:
         """The floor at the positions of `cached`, eager's errors in the calls that are judged; then a firmer one."""
         for runs in self.runs(cached.positions_P.tolist()):
             yield floor_of([cached, *runs], self.decoder.dtype)
 
-    def _whole_runs(self, nudges: Nudges) -> list[list[Errors]]:
+    def _whole_runs(self, nudges: Nudges) -> list[list[Distances]]:
         """For each run the errors of the judged sequence (at `reference_positions`), then of each row."""
         whole = Reference(self.checkpoint, self.decoder.dtype, ends=self.decoder.interface.ends)
-        return [
-            [
-                measure(outputs, expected, positions).weighted(weight_of(nudge))
-                for outputs, expected, positions in zip(run, self.expected, self._positions, strict=True)
-            ]
-            for nudge, run in zip(
-                nudges, whole.runs(self._sequences, self._positions, nudges, self.progress), strict=True
-            )
-        ]
+        runs = whole.runs(self._sequences, self._positions, nudges, self.progress)
+        return run_distances(nudges, runs, self.expected, self._positions)
 
     @cached_property
     def doubts(self) -> list[str]:

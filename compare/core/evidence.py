@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 
 from blockexport.compare.core.cached_path import CachedPath
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, measure
 from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_by, outside
-from blockexport.compare.core.nudge import Looks, Nudges, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.interface import Interface
@@ -31,7 +31,7 @@ class Ground:
 
     positions: Sequence[int]
     exact: Callable[[], torch.Tensor]
-    looks: Callable[[], Iterable[list[Errors]]]
+    looks: Callable[[], Iterable[list[Distances]]]
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,10 @@ class Evidence:
                 kept.append(self.path(torch.float64).run_clean(self.positions, self.progress))
             return kept[0]
 
-        def errors(nudges: Nudges) -> list[Errors]:
+        def errors(nudges: Nudges) -> list[Distances]:
             path = self.path(self.dtype)
-            runs = (path.run_clean(self.positions, self.progress, nudge) for nudge in nudges)
-            return [
-                measure(run, exact(), self.positions).weighted(weight_of(nudge))
-                for run, nudge in zip(runs, nudges, strict=True)
-            ]
+            runs = ([path.run_clean(self.positions, self.progress, nudge)] for nudge in nudges)
+            return [one for (one,) in run_distances(nudges, runs, [exact()], [self.positions])]
 
         looks = Looks(errors)
         return Ground(self.positions, exact, lambda: looks)

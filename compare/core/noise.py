@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blockexport.compare.core.logit_distance import Errors
+from blockexport.compare.core.logit_distance import Distances, Errors
 from blockexport.compare.core.tolerances import (
     LUCK,
     MAX_FACTOR,
@@ -51,7 +51,7 @@ class Floor:
         return round(max(RMS_FACTOR.value, 1 + RMS_LUCK.value / math.sqrt(self.bearing)), 2)
 
 
-def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
+def floor_of(runs: Sequence[Distances], dtype: torch.dtype) -> Floor:
     """The noise floor from eager's errors in `dtype`, of several runs over the same positions.
 
     The runs differ in how they round: one token at a time, all at once, and anew (`nudge.py`). The largest error
@@ -68,7 +68,7 @@ def floor_of(runs: Sequence[Errors], dtype: torch.dtype) -> Floor:
     return Floor(rms, rms_P, max_P, _bearing(runs), finite_P)
 
 
-def _bearing(runs: Sequence[Errors]) -> float:
+def _bearing(runs: Sequence[Distances]) -> float:
     """The square of the sum of the positions' squared errors over the sum of their squares."""
     squares_P = torch.stack([run.rms_P.square() for run in runs]).mean(0)
     bearing = float(squares_P.sum().square() / squares_P.square().sum())

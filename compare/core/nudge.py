@@ -10,12 +10,13 @@ such runs, and as many that move it by more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
 from blockexport.compare.core.immovable import as_integers
+from blockexport.compare.core.logit_distance import Distances, measure_distances
 
 RUNS = 3
 MORE_RUNS = 12  # of each kind, where an artifact leaves the floor of those at a few positions
@@ -91,3 +92,25 @@ class Looks(Generic[Result]):
 def weight_of(nudge: Nudge | None) -> float:
     """What the error of a run with it counts."""
     return 1.0 if nudge is None else nudge.weight
+
+
+def run_distances(
+    nudges: Nudges,
+    runs: Iterable[Sequence[torch.Tensor]],
+    expected: Sequence[torch.Tensor],
+    positions: Sequence[Sequence[int]],
+) -> list[list[Distances]]:
+    """What the errors of several runs count.
+
+    Args:
+        nudges: of each run.
+        runs: the outputs [P, V] of each, one or more that have `expected` and `positions` of their own.
+        expected: what they are held against.
+        positions: of the rows.
+    """
+    found: list[list[Distances]] = []
+    for nudge, run in zip(nudges, runs, strict=True):
+        known = found[0] if found else [None] * len(expected)
+        held = zip(run, expected, positions, known, strict=True)
+        found.append([measure_distances(*one).weighted(weight_of(nudge)) for one in held])
+    return found

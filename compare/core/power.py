@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from blockexport.compare.core.logit_distance import Errors
+from blockexport.compare.core.logit_distance import Distances
 from blockexport.compare.core.noise import Floor
 from blockexport.compare.core.tolerances import MAX_FACTOR, SIGNAL
 
@@ -22,7 +22,7 @@ def spread_of(spread_P: torch.Tensor) -> float:
     return float(spread_P.square().mean().sqrt())
 
 
-def doubts(errors: Errors, floor: Floor) -> list[str]:
+def doubts(errors: Distances, floor: Floor) -> list[str]:
     """Why it says nothing that errors within the limits of `floor` were found; empty where it does.
 
     Args:

@@ -17,7 +17,7 @@ import torch
 from blockexport.compare.core.cached_path import Case
 from blockexport.compare.core.defect import Defect
 from blockexport.compare.core.evidence import Evidence
-from blockexport.compare.core.logit_distance import measure
+from blockexport.compare.core.logit_distance import measure_distances
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.nudge import RUNS, LargeNudge, Nudge
 from blockexport.compare.core.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FACTOR, RMS_FACTOR
@@ -198,7 +198,7 @@ class _Trial:
         return replace(tried, floor=self._floor([output, *more], wide))
 
     def _floor(self, runs: Sequence[torch.Tensor], wide: torch.Tensor) -> float:
-        errors = [measure(run, wide, self.evidence.positions) for run in runs]
+        errors = [measure_distances(run, wide, self.evidence.positions) for run in runs]
         return floor_of(errors, self.evidence.dtype).rms
 
     def _left(self, case: Case, output: torch.Tensor) -> float:

@@ -12,7 +12,7 @@ from blockexport.compare.core.check import CheckResult, Kind, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, Ground, gather
 from blockexport.compare.core.failing_calls import FailingCalls
-from blockexport.compare.core.logit_distance import Errors
+from blockexport.compare.core.logit_distance import Distances
 from blockexport.compare.core.noise import outside
 from blockexport.compare.core.position_plan import CHUNK
 from blockexport.compare.explain.diagnose import Hints, diagnose
@@ -273,7 +273,7 @@ def _gather(
     if ids_S is not context.ids_S or not set(said.positions) <= set(known):
         return said
 
-    def looks() -> Iterator[list[Errors]]:
+    def looks() -> Iterator[list[Distances]]:
         return ([context.eager_errors, *runs] for runs in context.runs(known))
 
     return replace(said, ground=Ground(known, lambda: context.expected[0], looks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare import broken
 from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
-from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
+from tests.compare.memory_checkpoint import TINY, MemoryCheckpoint, eager_model, random_checkpoint
 from tests.compare.static_judge import figures_of
 
 M = 64
@@ -78,6 +79,20 @@ def test_a_sound_decoder_passes_everything(
     assert (report.verdict, report.exit_code) == (Verdict.PASS, 0), report.to_json()["checks"]
     assert {result.name for result in report.checks} == ALL
     assert (report.weight_rounding is None) is (dtype is torch.float32)
+
+
+def test_what_has_to_be_made_is_made_once(tiny: MemoryCheckpoint, eager: Callable[..., EagerDecoder]) -> None:
+    """The reference and eager go over the weights many times, and dequantising them takes longer than using them."""
+    read = Counter[str]()
+
+    class Counted(MemoryCheckpoint):
+        def read(self, name: str) -> torch.Tensor:
+            read[name] += 1
+            return super().read(name)
+
+    report = judge(eager(tiny, M), Counted(tiny.config, tiny.tensors), options(tiny))
+    assert {result.name for result in report.checks} == ALL
+    assert read == dict.fromkeys(tiny.tensors, 1)
 
 
 DEFECTS: list[tuple[Breaker, set[str]]] = [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, measure, measure_distances
 from blockexport.compare.core.noise import Floor, floor_of, judge_by, judge_errors
 from blockexport.compare.core.tolerances import MAX_FACTOR, TIE_FACTOR
 
@@ -34,6 +34,21 @@ def test_figures_are_those_of_their_definitions() -> None:
     kl = torch.nn.functional.kl_div(got.log_softmax(-1), want.softmax(-1), reduction="none").sum(-1)
     torch.testing.assert_close(errors.kl_P, kl, rtol=1e-6, atol=1e-12)
     assert errors.select([12, 49]).positions_P.tolist() == [12, 49]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 17, P])
+def test_a_run_of_a_floor_is_measured_as_an_artifact_is(count: int) -> None:
+    want, got = logits()[:count], logits()[:count] + 0.01 * logits(1)[:count]
+    got[0, 3], got[-1, 5] = torch.inf, torch.nan
+    whole = measure(got, want, range(count))
+    alone = measure_distances(got, want, range(count))
+    after_another = measure_distances(got, want, range(count), measure_distances(want - 1, want, range(count)))
+    for field in fields(Distances):
+        for run in (alone, after_another):
+            torch.testing.assert_close(getattr(run, field.name), getattr(whole, field.name), equal_nan=True)
+    assert whole.finite_P.tolist() == got.isfinite().all(-1).tolist()
+    torch.testing.assert_close(whole.reference_spread_P, want.std(-1, correction=0))
+    torch.testing.assert_close(alone.spread_P[1:-1], got.std(-1, correction=0)[1:-1])
 
 
 def test_noise_of_the_same_size_passes() -> None:
