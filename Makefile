@@ -78,6 +78,7 @@ $(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
 
 # mypy reads the sources under the names they install as.
 build/types/.linked: Makefile
+	rm -rf build/types/blockexport
 	mkdir -p build/types/blockexport
-	for name in $(PACKAGES) __init__.py cpp_project.py exporting.py library.py py.typed; do ln -sfn ../../../$$name build/types/blockexport/$$name; done
+	for name in $(PACKAGES) __init__.py bundle_export.py cpp_project.py library.py py.typed; do ln -sfn ../../../$$name build/types/blockexport/$$name; done
 	touch $@

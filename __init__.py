@@ -17,12 +17,11 @@ TYPE_CHECKING = False  # to import it from `typing` takes longer than all the re
 if TYPE_CHECKING:
     from typing import Any
 
+    from blockexport.bundle_export import ExportedBundle, export_bundle
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
-    from blockexport.exporting import ExportedBundle
     from blockexport.library import (
         build_engine,
         compare_bundle,
-        export_bundle,
         inspect_model,
         redeclare,
     )
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "BlockexportError": "models.errors",
     "BuildOptions": "export.tensorrt.trt_adapter",
-    "ExportedBundle": "exporting",
+    "ExportedBundle": "bundle_export",
     "NotJudgedError": "models.errors",
     "UsageError": "models.errors",
     "build_engine": "library",
     "compare_bundle": "library",
-    "export_bundle": "library",
+    "export_bundle": "bundle_export",
     "inspect_model": "library",
     "open_decoder": "runtime.open",
     "redeclare": "library",

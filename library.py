@@ -1,4 +1,4 @@
-"""What blockexport does, as functions: export a bundle and prove it, judge one again, build an engine.
+"""What blockexport does with a bundle, as functions: judge it again, build an engine, give it another M; and count.
 
 Every function raises a `BlockexportError` (`blockexport.models.errors`) with one message for what the caller can fix:
 `UsageError` for wrong use and bad input, `NotJudgedError` for what this machine cannot do.
@@ -6,12 +6,12 @@ Every function raises a `BlockexportError` (`blockexport.models.errors`) with on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from blockexport.exporting import Explainer, ExportedBundle
+from blockexport.bundle_export import Explainer
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
@@ -39,64 +39,6 @@ class Redeclared(NamedTuple):
 
     manifest: Manifest
     dropped: list[str]
-
-
-def export_bundle(
-    model: str | Path,
-    output: str | Path,
-    *,
-    precision: Precision | str = Precision.FP32,
-    max_sequence_length: int | None = None,
-    headless: bool = False,
-    last_logits_only: bool = False,
-    pt2: bool = False,
-    compare: bool = True,
-    seed: int = 0,
-    force: bool = False,
-    beyond_trained_range: bool = False,
-    explain: Explainer | None = None,
-    progress: Progress = silent,
-    note: Callable[[str], None] = lambda text: None,
-) -> ExportedBundle:
-    """Export a checkpoint as an ONNX bundle, judge the file, and seal it.
-
-    The bundle is written to a hidden folder beside its place and renamed when it has been judged: it is there whole or
-    not at all.
-
-    Args:
-        model: a checkpoint's folder, a GGUF file, a Hugging Face id, or a preset.
-        output: the folder to make.
-        precision: of weights, activations and cache; norm statistics and RoPE stay in float32.
-        max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
-        headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
-        last_logits_only: logits of each row's last position only.
-        pt2: also write the `torch.export` program.
-        compare: judge the file before it is sealed.
-        seed: of a preset's random weights.
-        force: replace an older bundle, if it holds nothing but its own files.
-        beyond_trained_range: allow more slots than the model was trained for.
-        explain: makes the report of a judgement; by default a difference is located and diagnosed.
-        progress: told how far the work is.
-        note: told what the user should know about the checkpoint.
-
-    Raises:
-        UsageError: a checkpoint that cannot be read or exported, something in the way of the output, a disk too small.
-        NotJudgedError: there is too little memory to judge the bundle.
-    """
-    from blockexport.exporting import Wish, prove_and_seal
-
-    wish = Wish(
-        _precision(precision),
-        whole("max_sequence_length", max_sequence_length, least=1),
-        headless=headless,
-        last_logits_only=last_logits_only,
-        pt2=pt2,
-        compare=compare,
-        seed=whole("seed", seed),
-        force=force,
-        beyond_trained_range=beyond_trained_range,
-    )
-    return prove_and_seal(str(model), Path(output), wish, explain, progress, note)
 
 
 def compare_bundle(
@@ -260,10 +202,5 @@ def inspect_model(
     config = open_config(str(model))
     own = next((p for p in Precision if p.element.name == config.dtype), Precision.FP32)
     rows = whole("batch_size", batch_size, least=1)
-    return describe(config, whole("tokens", tokens, least=1), rows, own if precision is None else _precision(precision))
-
-
-def _precision(name: Precision | str) -> Precision:
-    if name not in list(Precision):
-        raise UsageError(f"no precision {str(name)!r}: there are {', '.join(Precision)}")
-    return Precision(name)
+    typed = own if precision is None else Precision.named(precision)
+    return describe(config, whole("tokens", tokens, least=1), rows, typed)

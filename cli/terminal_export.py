@@ -11,9 +11,9 @@ from blockexport.cli.judging import explained, show_verdict, without_explanation
 from blockexport.models.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from blockexport.bundle_export import ExportedBundle
     from blockexport.compare.judge import Judgement
     from blockexport.compare.report.report import Report
-    from blockexport.exporting import ExportedBundle
 
 
 def export(
@@ -38,7 +38,7 @@ def export(
             its own to print.
         options: of `blockexport.export_bundle`.
     """
-    from blockexport.library import export_bundle
+    from blockexport.bundle_export import export_bundle
 
     shown = False
     with ExitStack() as stack:

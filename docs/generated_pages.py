@@ -163,7 +163,8 @@ def api_pages() -> dict[str, str]:
             title = room.replace(".", "/")
             index.append(f"- [{title}]({room}.md)")
             pages[f"{API}/{room}.md"] = f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in names)
-    pages[f"{API}/library.md"] = "# The library\n\n::: blockexport.library\n\n::: blockexport.exporting\n"
+    acts = "\n".join(f"::: blockexport.{name}\n" for name in ("bundle_export", "library"))
+    pages[f"{API}/library.md"] = f"# The library\n\n{acts}"
     return {f"{API}/index.md": "\n".join(index) + "\n", **pages}
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from blockexport.models.element_types import ELEMENT_TYPES, ElementType
-from blockexport.models.errors import NotJudgedError
+from blockexport.models.errors import NotJudgedError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,17 @@ class Precision(StrEnum):
     def torch_dtype(self) -> torch.dtype:
         """The torch type (imports torch)."""
         return self.element.torch_dtype
+
+    @classmethod
+    def named(cls, name: Precision | str) -> Precision:
+        """The precision that a caller calls so.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        if name not in list(cls):
+            raise UsageError(f"no precision {str(name)!r}: there are {', '.join(cls)}")
+        return cls(name)
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Precision:

@@ -191,7 +191,7 @@ def test_every_module_and_command_is_in_the_reference() -> None:
         "blockexport." + ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
         for path in files
         if "cpp" not in path.parts and path.name != "__init__.py"
-    } | {"blockexport.exporting", "blockexport.library"}
+    } | {f"blockexport.{name}" for name in ("bundle_export", "library")}
     assert set(re.findall(r"^::: (\S+)$", text, re.MULTILINE)) == expected
     commands = pages.commands_page()
     assert "## blockexport onnx" in commands and "--max-sequence-length" in commands

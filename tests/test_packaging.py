@@ -60,7 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "LICENSE",
         "__init__.py",
         "cpp_project.py",
-        "exporting.py",
+        "bundle_export.py",
         "library.py",
         "py.typed",
     ):

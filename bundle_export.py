@@ -1,4 +1,4 @@
-"""An export, from a checkpoint to a sealed bundle: write, judge, seal. `blockexport.export_bundle` is the way in.
+"""An export, from a checkpoint to a sealed bundle: write, judge, seal.
 
 Graph and weights are written by `export`, run by `runtime`, judged by `compare`, and only then is the bundle sealed.
 """
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
-from blockexport.models.progress import Progress
+from blockexport.models.progress import Progress, silent
+from blockexport.models.whole_number import whole
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.export.bundle.stage import Stage
     from blockexport.models.checkpoints.checkpoint import Checkpoint
-    from blockexport.models.interface import Interface
 
 DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
 PARITY = "parity"  # the folder of the report inside the bundle
@@ -46,47 +47,69 @@ class ExportedBundle:
     not_judged: str | None = None
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What was asked for; see `blockexport.export_bundle` for the members."""
-
-    precision: Precision
-    max_sequence_length: int | None = None
-    headless: bool = False
-    last_logits_only: bool = False
-    pt2: bool = False
-    compare: bool = True
-    seed: int = 0
-    force: bool = False
-    beyond_trained_range: bool = False
-
-
-def prove_and_seal(
-    model: str,
-    output: Path,
-    wish: Wish,
-    explain: Explainer | None,
-    progress: Progress,
-    note: Callable[[str], None],
+def export_bundle(
+    model: str | Path,
+    output: str | Path,
+    *,
+    precision: Precision | str = Precision.FP32,
+    max_sequence_length: int | None = None,
+    headless: bool = False,
+    last_logits_only: bool = False,
+    pt2: bool = False,
+    compare: bool = True,
+    seed: int = 0,
+    force: bool = False,
+    beyond_trained_range: bool = False,
+    explain: Explainer | None = None,
+    progress: Progress = silent,
+    note: Callable[[str], None] = lambda text: None,
 ) -> ExportedBundle:
-    """Write a bundle beside its place, judge it, and move it there; see `blockexport.export_bundle`."""
+    """Export a checkpoint as an ONNX bundle, judge the file, and seal it.
+
+    The bundle is written to a hidden folder beside its place and renamed when it has been judged: it is there whole or
+    not at all.
+
+    Args:
+        model: a checkpoint's folder, a GGUF file, a Hugging Face id, or a preset.
+        output: the folder to make.
+        precision: of weights, activations and cache; norm statistics and RoPE stay in float32.
+        max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
+        headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
+        last_logits_only: logits of each row's last position only.
+        pt2: also write the `torch.export` program.
+        compare: judge the file before it is sealed.
+        seed: of a preset's random weights.
+        force: replace an older bundle, if it holds nothing but its own files.
+        beyond_trained_range: allow more slots than the model was trained for.
+        explain: makes the report of a judgement; by default a difference is located and diagnosed.
+        progress: told how far the work is.
+        note: told what the user should know about the checkpoint.
+
+    Raises:
+        UsageError: a checkpoint that cannot be read or exported, something in the way of the output, a disk too small.
+        NotJudgedError: there is too little memory to judge the bundle.
+    """
     from blockexport.export.bundle.stage import staged
     from blockexport.export.output.disk import space_errors
     from blockexport.export.output.place import bundle_place, inputs_of
     from blockexport.export.preflight import check_room
     from blockexport.models.checkpoints.sources import open_checkpoint
 
-    inputs = inputs_of(model)
-    bundle_place(output, inputs, force=wish.force)  # before the model is read, or fetched
-    checkpoint = open_checkpoint(model, seed=wish.seed)
-    interface = _interface(checkpoint, wish)
-    numbers = check_room(checkpoint, interface, output, judged=wish.compare, pt2=wish.pt2)
+    ends = _ends(headless=headless, last_logits_only=last_logits_only)
+    element = Precision.named(precision).element
+    slots, seed = whole("max_sequence_length", max_sequence_length, least=1), whole("seed", seed)
+    output, inputs = Path(output), inputs_of(model)
+    bundle_place(output, inputs, force=force)  # before the model is read, or fetched
+    checkpoint = open_checkpoint(str(model), seed=seed)
+    slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)
+    interface = Interface(checkpoint.config, element, slots, ends)
+    numbers = check_room(checkpoint, interface, output, judged=compare, pt2=pt2)
     if numbers is not None:
         note(numbers)
-    with staged(output, inputs, force=wish.force) as stage:
+    with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
-            manifest = _write(checkpoint, stage.folder, interface, wish.pt2, progress, note)
-        judged = _judge(checkpoint, stage.folder, manifest, progress) if wish.compare else None
+            manifest = _write(checkpoint, stage.folder, interface, pt2, progress, note)
+        judged = _judge(checkpoint, stage.folder, manifest, progress) if compare else None
         if judged is None or isinstance(judged, str):
             stage.seal(manifest)
             return ExportedBundle(stage.target, manifest, not_judged=judged)
@@ -94,11 +117,15 @@ def prove_and_seal(
         return _settle(stage, manifest, report)
 
 
-def _interface(checkpoint: Checkpoint, wish: Wish) -> Interface:
-    from blockexport.models.interface import Ends, Interface
+def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
+    if headless and last_logits_only:
+        raise UsageError("--headless has no logits: leave out --logits last")
+    return Ends.of(headless=headless, last_logits_only=last_logits_only)
 
-    reach, slots = checkpoint.config.max_position_embeddings, wish.max_sequence_length
-    if slots is not None and slots > reach and not wish.beyond_trained_range:
+
+def _slots(checkpoint: Checkpoint, slots: int | None, *, beyond_trained_range: bool) -> int:
+    reach = checkpoint.config.max_position_embeddings
+    if slots is not None and slots > reach and not beyond_trained_range:
         origin = "the model was trained for"
         if not checkpoint.range_is_stated:
             origin = "that are the default of its family, as config.json does not state max_position_embeddings"
@@ -106,11 +133,7 @@ def _interface(checkpoint: Checkpoint, wish: Wish) -> Interface:
             f"--max-sequence-length {slots} is beyond the {reach} positions {origin}: choose at most {reach}, or add "
             "--beyond-trained-range"
         )
-    if wish.headless and wish.last_logits_only:
-        raise UsageError("--headless has no logits: leave out --logits last")
-    chosen = min(DEFAULT_SLOTS, reach) if slots is None else slots
-    ends = Ends.of(headless=wish.headless, last_logits_only=wish.last_logits_only)
-    return Interface(checkpoint.config, wish.precision.element, chosen, ends)
+    return min(DEFAULT_SLOTS, reach) if slots is None else slots
 
 
 def _write(
