@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.exit_codes import ExitCode
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
@@ -45,6 +46,13 @@ class ExportedBundle:
     manifest: Manifest
     report: Report | None = None
     not_judged: str | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of a command that made it."""
+        if self.report is not None:
+            return self.report.exit_code
+        return ExitCode.GOOD if self.not_judged is None else ExitCode.NOT_JUDGED
 
 
 def export_bundle(

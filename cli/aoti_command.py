@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.cli import console, options
-from blockexport.cli.judging import explained, show_verdict, use_threads, without_explanation
-from blockexport.cli.terminal_export import export
+from blockexport.cli.judging import show
+from blockexport.cli.terminal_export import export, say_what_was_made
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
+from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
@@ -50,8 +51,9 @@ def aoti(
         raise UsageError(f"{model} is not a bundle: name one to make first with -o BUNDLE (and leave out --model)")
     require_compiler()  # not after the export
     use_threads(threads)
-    code = export(model, output, compare=not no_compare, no_explain=no_explain, force=force, quiet=quiet)
-    return code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
+    made = export(model, output, compare=not no_compare, no_explain=no_explain, force=force, quiet=quiet)
+    say_what_was_made(made, quiet=quiet)
+    return made.exit_code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
 
 
 def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> ExitCode:
@@ -70,17 +72,15 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
             names = compile_package(checkpoint, manifest.interface, manifest.rope_table_rows, folder)
             progress("compiling", 1, 1)
             judged = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
-        if judged is not None:
-            show_verdict(judged.report, quiet=quiet)
-            if judged.report.exit_code is ExitCode.BAD:
-                explained(without_explanation(judged) if no_explain else judged, quiet=quiet)
-                console.say("the package is bad and was not added")
-                return ExitCode.BAD
+        code = ExitCode.GOOD if judged is None else show(judged, no_explain=no_explain, quiet=quiet).exit_code
+        if code is ExitCode.BAD:
+            console.say("the package is bad and was not added")
+            return code
         sources = {name: manifest.files[name].sha256 for name in manifest.files[ONNX_FILE].made_from}
         add_files(bundle, {name: folder / name for name in names}, sources)
     use = f"blockexport cpp {shlex.quote(str(bundle))} -o chat --backend aoti"
     console.say(f"the package was added to {bundle}: {use}", quiet=quiet)
-    return ExitCode.GOOD if judged is None else judged.report.exit_code
+    return code
 
 
 def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Judgement:

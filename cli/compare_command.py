@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console, options
-from blockexport.cli.completion import one_of
-from blockexport.cli.judging import explained, show_verdict, use_threads, without_explanation
+from blockexport.cli.judging import show
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named, backend_names, usual_backend
+from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     from blockexport.compare.judge import Judgement
@@ -30,12 +30,12 @@ def compare(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
+        options.choice(
             "--backend",
-            metavar="NAME",
-            help=f"What runs the bundle: {', '.join(backend_names())}. Default: {usual_backend(Precision.FP32)}, and "
+            backend_names(),
+            f"What runs the bundle: {', '.join(backend_names())}. Default: {usual_backend(Precision.FP32)}, and "
             f"{usual_backend(Precision.BF16)} for bf16.",
-            autocompletion=one_of(backend_names()),
+            metavar="NAME",
         ),
     ] = None,
     model: options.Source = None,
@@ -106,7 +106,8 @@ def compare(
     Example: blockexport compare smollm2 --report smollm2-parity
     """
     _check_options(bundle, onnx, mapped, model, backend, text, tokens)
-    _check_locate(locate, onnx, backend, no_explain=no_explain)
+    if locate:
+        _check_locate(backend, no_explain=no_explain)
     from blockexport.compare.checks.catalogue import choose_checks
     from blockexport.compare.judge_foreign import judge_foreign
     from blockexport.compare.report.report_files import report_place
@@ -127,16 +128,15 @@ def compare(
     with ExitStack() as stack:
         progress = stack.enter_context(console.progress_bar(quiet=quiet))
 
-        def show(judgement: Judgement) -> Report:
-            stack.close()
-            judgement = without_explanation(judgement) if no_explain else judgement
-            return _show(judgement, folder, as_json=as_json, quiet=quiet)
+        def explain(judgement: Judgement) -> Report:
+            stack.close()  # the bars go away before the verdict comes
+            return _show_and_write(judgement, folder, no_explain=no_explain, as_json=as_json, quiet=quiet)
 
         if bundle is not None:
             return compare_bundle(
-                bundle, backend=backend, model=model, explain=show, progress=progress, **how
+                bundle, backend=backend, model=model, explain=explain, progress=progress, **how
             ).exit_code
-        return show(judge_foreign(onnx or (), model or "", mapped=mapped or (), progress=progress, **how)).exit_code
+        return explain(judge_foreign(onnx or (), model or "", mapped=mapped or (), progress=progress, **how)).exit_code
 
 
 TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and few tokens are longer than 16 bytes
@@ -169,11 +169,10 @@ def _check_options(
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on {ONNXRUNTIME.name}")
 
 
-def _check_locate(locate: bool, onnx: list[Path] | None, backend: str | None, *, no_explain: bool) -> None:
-    if locate and no_explain:
+def _check_locate(backend: str | None, *, no_explain: bool) -> None:
+    if no_explain:
         raise UsageError("--locate and --no-explain contradict each other: choose one of them")
-
-    if locate and backend is not None and backend_named(backend).graph is None:
+    if backend is not None and backend_named(backend).graph is None:
         raise UsageError(f"--locate looks into an ONNX graph, and {backend} runs none: leave one of the two away")
 
 
@@ -194,18 +193,18 @@ def _ids(tokens: str) -> list[int]:
         raise UsageError(f"--tokens {tokens!r} is not a list of numbers: write them as 1,2,3") from error
 
 
-def _show(judgement: Judgement, folder: Path | None, *, as_json: bool, quiet: bool) -> Report:
-    """Print the verdict, explain it, and only then write; a report is written even where nothing can be printed."""
+def _show_and_write(
+    judgement: Judgement, folder: Path | None, *, no_explain: bool, as_json: bool, quiet: bool
+) -> Report:
+    """Show a judgement, and only then write its report, which is written even where nothing can be printed."""
     from blockexport.compare.report.report_files import write_report
 
     try:
-        if not as_json or judgement.explain is not None:
-            show_verdict(judgement.report, as_json=as_json, quiet=quiet)
+        report = show(judgement, no_explain=no_explain, as_json=as_json, quiet=quiet)
     except (OSError, SystemExit):  # Rich answers a reader that left with SystemExit
         if folder is not None:
-            write_report(judgement.explained(), folder)
+            write_report(judgement.report if no_explain else judgement.explained(), folder)
         raise
-    report = explained(judgement, as_json=as_json, quiet=quiet)
     try:
         if as_json:
             console.print_json(report.to_json())

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "_BLOCKEXPORT_COMPLETE"  # set by the shell where it asks
-Completer = Callable[[str], list[str]]  # of what is typed so far
-
-
-def one_of(names: Iterable[str]) -> Completer:
-    """For an option that takes one of a few names."""
-    offered = list(names)
-
-    def complete(incomplete: str) -> list[str]:
-        return offered
-
-    return complete
 
 
 def models(incomplete: str) -> list[str]:

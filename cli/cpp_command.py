@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console, options
-from blockexport.cli.completion import one_of
 from blockexport.cpp_project import CPP_BACKENDS
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
@@ -25,12 +24,11 @@ def cpp(
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(
+        options.choice(
             "--backend",
-            metavar="|".join(CPP_BACKENDS),
-            help="What the program runs the bundle with; may be repeated, and the first is its default. "
+            CPP_BACKENDS,
+            "What the program runs the bundle with; may be repeated, and the first is its default. "
             f"Default: {ONNXRUNTIME.name}.",
-            autocompletion=one_of(CPP_BACKENDS),
         ),
     ] = None,
     cmake_dir: Annotated[

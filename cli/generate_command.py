@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console, options
-from blockexport.cli.judging import use_threads
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

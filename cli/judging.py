@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockexport.cli import console
@@ -13,26 +12,34 @@ if TYPE_CHECKING:
     from blockexport.compare.report.report import Report
 
 
-def use_threads(threads: int | None) -> None:
-    """Let this process compute with so many threads: see `runtime/threads.py`."""
-    from blockexport.runtime.threads import use_threads as use
+def show(judgement: Judgement, *, no_explain: bool = False, as_json: bool = False, quiet: bool = False) -> Report:
+    """Print what the checks came to, the table or with `quiet` the verdict alone; then explain a difference and print
+    the explanation, unless `no_explain` says otherwise.
 
-    use(threads)
+    Where stdout is JSON's, the verdict of what is explained goes to stderr, and nothing else is printed. An interrupt
+    leaves the verdict as it stands, and goes on up.
+    """
+    report, explains = judgement.report, judgement.explain is not None and not no_explain
+    if not as_json:
+        from blockexport.compare.report.report_table import render_explanation, render_table, render_verdict
 
-
-def show_verdict(report: Report, *, as_json: bool = False, quiet: bool = False) -> None:
-    """Print what the checks came to: the table, or with `quiet` the verdict alone; on stderr where stdout is JSON's."""
-    from blockexport.compare.report.report_table import render_table, render_verdict
-
-    if as_json:
-        console.say(f"{str(report.verdict).upper()}: {report.summary}", quiet=quiet)
-    else:
         console.stdout_console().print(render_verdict(report) if quiet else render_table(report))
-
-
-def without_explanation(judgement: Judgement) -> Judgement:
-    """The verdict alone."""
-    return replace(judgement, explain=None)
+    elif explains:
+        console.say(f"{str(report.verdict).upper()}: {report.summary}", quiet=quiet)
+    if not explains:
+        return report
+    console.say(_doing(report), quiet=quiet)
+    try:
+        with console.progress_bar(quiet=quiet) as progress:
+            report = judgement.explained(progress)
+    except KeyboardInterrupt:
+        verdict = str(report.verdict).upper()
+        console.say(f"the explanation was interrupted; the verdict stands: {verdict}. No report was written")
+        raise
+    if report.explanation is not None and not as_json:
+        before = () if quiet else ("",)
+        console.stdout_console().print(*before, render_explanation(report.explanation), sep="\n")
+    return report
 
 
 def _doing(report: Report) -> str:
@@ -40,26 +47,3 @@ def _doing(report: Report) -> str:
     if report.exit_code is not ExitCode.BAD:
         return "looking inside the graph, value by value"
     return "looking for the place and the cause of the difference (--no-explain leaves this out)"
-
-
-def explained(judgement: Judgement, *, as_json: bool = False, quiet: bool = False) -> Report:
-    """Explain a judgement whose verdict has been shown, and print the explanation (not where stdout is JSON's).
-
-    An interrupt leaves the verdict as it stands, and goes on up.
-    """
-    if judgement.explain is None:
-        return judgement.report
-    console.say(_doing(judgement.report), quiet=quiet)
-    try:
-        with console.progress_bar(quiet=quiet) as progress:
-            report = judgement.explained(progress)
-    except KeyboardInterrupt:
-        verdict = str(judgement.report.verdict).upper()
-        console.say(f"the explanation was interrupted; the verdict stands: {verdict}. No report was written")
-        raise
-    if report.explanation is not None and not as_json:
-        from blockexport.compare.report.report_table import render_explanation
-
-        before = () if quiet else ("",)
-        console.stdout_console().print(*before, render_explanation(report.explanation), sep="\n")
-    return report

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from blockexport.cli import options
-from blockexport.cli.completion import models, one_of
-from blockexport.cli.judging import use_threads
-from blockexport.cli.terminal_export import export
+from blockexport.cli import console, options
+from blockexport.cli.completion import models
+from blockexport.cli.terminal_export import export, say_what_was_made
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
+from blockexport.runtime.threads import use_threads
 
 LOGITS = ("all", "last")
 
@@ -36,13 +36,7 @@ def onnx(
         bool, typer.Option("--headless", help="Without embedding and output head: inputs_embeds in, hidden_states out.")
     ] = False,
     logits: Annotated[
-        str,
-        typer.Option(
-            "--logits",
-            metavar="|".join(LOGITS),
-            help="Logits of every position, or of the last one only.",
-            autocompletion=one_of(LOGITS),
-        ),
+        str, options.choice("--logits", LOGITS, "Logits of every position, or of the last one only.")
     ] = "all",
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, the torch.export program.")] = False,
     no_compare: options.NoCompare = False,
@@ -67,7 +61,7 @@ def onnx(
         raise UsageError(f"--logits {logits!r} is neither `all` nor `last`")
     precision = options.one_precision("a bundle", fp32=fp32, fp16=fp16, bf16=bf16) or Precision.FP32
     use_threads(threads)
-    return export(
+    made = export(
         model,
         output,
         precision=precision,
@@ -83,3 +77,10 @@ def onnx(
         quiet=quiet,
         as_json=as_json,
     )
+    if as_json:
+        report = None if made.report is None else made.report.to_json()
+        sealed = {"bundle": str(made.folder), "manifest": made.manifest.to_json()}
+        console.print_json({**sealed, "report": report, "not_judged": made.not_judged})
+    else:
+        say_what_was_made(made, quiet=quiet)
+    return made.exit_code

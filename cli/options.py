@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from blockexport.cli.completion import models, one_of
+from blockexport.cli.completion import models
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import backend_names
+
+
+def choice(name: str, offered: Sequence[str], help: str, metavar: str | None = None) -> Any:
+    """An option that takes one of the names `offered`, which the shell completes."""
+    return typer.Option(
+        name, metavar=metavar or "|".join(offered), help=help, autocompletion=lambda incomplete: list(offered)
+    )
+
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")]
 ModelOrBundle = Annotated[
@@ -35,11 +44,10 @@ Source = Annotated[
 ]
 Backend = Annotated[
     str,
-    typer.Option(
+    choice(
         "--backend",
-        metavar="|".join(backend_names()),
-        help="What runs the model. `blockexport trt` and `blockexport aoti` build what those need.",
-        autocompletion=one_of(backend_names()),
+        backend_names(),
+        "What runs the model. `blockexport trt` and `blockexport aoti` build what those need.",
     ),
 ]
 Fp32 = Annotated[bool, typer.Option("--fp32", help="In float32.")]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from blockexport.cli import console, options
-from blockexport.cli.judging import use_threads
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.threads import use_threads
 
 
 def selftest(

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.command_line import given_options
-from blockexport.cli.completion import one_of
-from blockexport.cli.judging import use_threads
-from blockexport.cli.terminal_export import export
+from blockexport.cli.terminal_export import export, say_what_was_made
 from blockexport.cli.trt_summary import print_engine
 from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ENGINES
+from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +28,8 @@ LEVELS = ("ampere-plus", "same-compute-capability")
 DEFAULT_BATCH = 8
 MOST_MIB = 1 << 20
 
+_FOR_A_CHECKPOINT = ("--output", "--max-sequence-length", "--force", "--beyond-trained-range")
+
 
 def trt(
     context: typer.Context,
@@ -39,12 +40,11 @@ def trt(
     fp32: options.Fp32 = False,
     backend: Annotated[
         str | None,
-        typer.Option(
+        options.choice(
             "--backend",
-            metavar="|".join(BACKEND_NAMES),
-            help="tensorrt builds for the GPU in the machine; tensorrt-rtx for any of its GPUs, without one. "
+            BACKEND_NAMES,
+            "tensorrt builds for the GPU in the machine; tensorrt-rtx for any of its GPUs, without one. "
             "Default: whichever is installed, tensorrt before tensorrt-rtx.",
-            autocompletion=one_of(BACKEND_NAMES),
         ),
     ] = None,
     compute_capability: Annotated[
@@ -99,11 +99,10 @@ def trt(
     ] = False,
     hardware_compatibility: Annotated[
         str | None,
-        typer.Option(
+        options.choice(
             "--hardware-compatibility",
-            metavar="|".join(LEVELS),
-            help="Let the engine run on other GPUs than this one, for some speed. tensorrt only.",
-            autocompletion=one_of(LEVELS),
+            LEVELS,
+            "Let the engine run on other GPUs than this one, for some speed. tensorrt only.",
         ),
     ] = None,
     version_compatible: Annotated[
@@ -163,19 +162,16 @@ def trt(
     code = ExitCode.GOOD
     if into_bundle:
         folder = Path(model)
-        _refuse_for_bundle(
-            {
-                "--output": output,
-                "--max-sequence-length": max_sequence_length,
-                "--force": force or None,
-                "--beyond-trained-range": beyond_trained_range or None,
-            }
-        )
+        if wrong := [word for word in given_options(context) if word in _FOR_A_CHECKPOINT]:
+            raise UsageError(
+                f"{wrong[0]} is for a checkpoint; this is a bundle, and the engine is added to it: leave it out"
+            )
         _check_precision(folder, precision, given_options(context, _ONCE))
     else:
         folder = _named_output(model, output, precision)
         use_threads(threads)
-        code = export(
+        quiet = quiet or as_json
+        made = export(
             model,
             folder,
             precision=precision,
@@ -183,10 +179,11 @@ def trt(
             force=force,
             beyond_trained_range=beyond_trained_range,
             no_explain=no_explain,
-            quiet=quiet or as_json,
+            quiet=quiet,
             as_json=as_json,
-            result_is_json=False,
         )
+        say_what_was_made(made, quiet=quiet)
+        code = made.exit_code
         if code is ExitCode.BAD:
             console.say("no engine was built, because the graph did not pass")
             return code
@@ -213,14 +210,6 @@ def _read_timing_cache(path: Path | None) -> bytes | None:
     from blockexport.models.regular_file import is_there, read_bytes
 
     return read_bytes(path) if is_there(path) else b""
-
-
-def _refuse_for_bundle(given: dict[str, Any]) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is for a checkpoint; this is a bundle, and the engine is added to it: leave it out"
-            )
 
 
 def _named_output(model: str, output: Path | None, precision: Precision | None) -> Path:

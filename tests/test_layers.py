@@ -69,6 +69,7 @@ LIGHT_OF_OURS = {
     "blockexport.models.exit_codes",
     "blockexport.models.precision",
     "blockexport.runtime.backends",
+    "blockexport.runtime.threads",
     "blockexport.cpp_project",
 }
 
