@@ -139,9 +139,10 @@ def build_engine(
     from blockexport.export.bundle.engine_entry import engine_name
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
+    from blockexport.export.tensorrt.trt_build import Request
     from blockexport.export.tensorrt.trt_engine import check_sources, engine_entry, place_engine, staged_engine
     from blockexport.export.tensorrt.trt_network import bundle_profiles
-    from blockexport.export.tensorrt.trt_process import Request, build_engine_file
+    from blockexport.export.tensorrt.trt_process import build_engine_file
 
     folder, options = Path(bundle), options or BuildOptions()
     rows, prefill = whole("max_batch_size", max_batch_size, least=1), whole("max_prefill", max_prefill, least=1)
@@ -155,9 +156,9 @@ def build_engine(
     check_sources(folder, manifest)
     name = engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:
-        request = Request(adapter.name, folder, manifest, targets, profiles, options, partial)
-        built = build_engine_file(request, progress)
-        entry = engine_entry(manifest, adapter, targets, profiles, options, built)
+        request = Request(adapter.name, folder, manifest, targets, profiles, options)
+        built = build_engine_file(request, partial, progress)
+        entry = engine_entry(adapter, request, built)
         manifest = place_engine(folder, partial, name, entry, manifest)
     return BuiltEngine(name, manifest, built.timing_cache)
 

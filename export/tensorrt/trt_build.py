@@ -11,7 +11,7 @@ from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.lint.lint_graph import require_clean
-from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
+from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, load_backend
 from blockexport.export.tensorrt.trt_audit import Audit, audit
 from blockexport.export.tensorrt.trt_fusion import why_not_fused
 from blockexport.export.tensorrt.trt_network import (
@@ -27,6 +27,27 @@ from blockexport.models.progress import Progress, silent
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is to be built.
+
+    Attributes:
+        backend: the name of the backend.
+        folder: a bundle, sealed or still staged.
+        manifest: its manifest.
+        targets: compute capabilities, from `Adapter.targets`.
+        profiles: optimisation profiles, in the engine's order.
+        options: the builder's options.
+    """
+
+    backend: str
+    folder: Path
+    manifest: Manifest
+    targets: Sequence[str]
+    profiles: Sequence[Profile]
+    options: BuildOptions
+
+
+@dataclass(frozen=True)
 class Built:
     """What a build leaves beside the engine.
 
@@ -39,40 +60,29 @@ class Built:
     timing_cache: bytes | None
 
 
-def build_engine(
-    adapter: Adapter,
-    folder: Path,
-    manifest: Manifest,
-    targets: Sequence[str],
-    profiles: Sequence[Profile],
-    options: BuildOptions,
-    progress: Progress = silent,
-) -> tuple[Any, Built]:
-    """Build an engine, a buffer, from the ONNX file in `folder`: the work of a process of its own (see `trt_process`).
+def build_engine(request: Request, progress: Progress = silent) -> tuple[Any, Built]:
+    """Build an engine, a buffer, from a bundle's ONNX file: the work of a process of its own (see `trt_process`).
 
     Args:
-        adapter: the backend.
-        folder: a bundle, sealed or still staged.
-        manifest: its manifest.
-        targets: compute capabilities, from `Adapter.targets`.
-        profiles: optimisation profiles, in the engine's order.
-        options: the builder's options, checked against the backend here.
+        request: what to build; its options are checked against the backend here.
         progress: called from TensorRT's progress monitor.
 
     Raises:
         UsageError: an option the backend lacks, a trap in the graph, a failed audit, or a build that TensorRT gives up.
         NotJudgedError: it cannot be done on this machine.
     """
+    adapter, manifest, options = load_backend(request.backend), request.manifest, request.options
     adapter.check_options(options)
-    adapter.check_precision(manifest.precision, targets)
-    path = folder / ONNX_FILE
-    read_graph(folder, manifest)  # TensorRT reads weights where a place is no number, and from files that were cut off
+    adapter.check_precision(manifest.precision, request.targets)
+    path = request.folder / ONNX_FILE
+    # TensorRT reads weights where a place is no number, and from files that were cut off.
+    read_graph(request.folder, manifest)
     require_clean(path)
     progress("parsing", 0, 2)
     builder = adapter.builder()
     network, parser = parse(adapter, builder, path)
     progress("parsing", 1, 2)
-    not_fused = why_not_fused(adapter, manifest, profiles, targets)
+    not_fused = why_not_fused(adapter, manifest, request.profiles, request.targets)
     progress("parsing", 2, 2)
     passed = audit(adapter, network, manifest, not_fused)
     for attention in attentions(adapter, network):
@@ -80,8 +90,8 @@ def build_engine(
     if adapter.is_rtx:
         give_queries_their_own_positions(adapter, network)
     kept_alive = [parser, set_key_value_lengths(adapter, network) if options.key_value_lengths else None]
-    config = adapter.config(builder, targets, options)
-    add_profiles(builder, network, config, profiles)
+    config = adapter.config(builder, request.targets, options)
+    add_profiles(builder, network, config, request.profiles)
     monitor = _monitor(adapter.trt, progress)
     config.progress_monitor = monitor
     with captured_stderr():

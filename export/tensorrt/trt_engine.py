@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from blockexport.export.bundle.bundle import add_files
-from blockexport.export.bundle.engine_entry import EngineEntry, Profile, entry_of
+from blockexport.export.bundle.engine_entry import EngineEntry, entry_of
 from blockexport.export.bundle.file_check import check_artifact
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest
 from blockexport.export.bundle.stage import addition
 from blockexport.export.bundle.trt_library import ascending
 from blockexport.export.output.disk import check_free_space
-from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions
-from blockexport.export.tensorrt.trt_build import Built
+from blockexport.export.tensorrt.trt_adapter import Adapter
+from blockexport.export.tensorrt.trt_build import Built, Request
 from blockexport.models.errors import UsageError
 
 ROOM = 1.1  # an engine with weights to its weights, at least; small models have more overhead
 
 
-def engine_entry(
-    manifest: Manifest,
-    adapter: Adapter,
-    targets: Iterable[str],
-    profiles: Sequence[Profile],
-    options: BuildOptions,
-    built: Built,
-) -> EngineEntry:
-    """What the manifest is to say of an engine that was built from the bundle of `manifest`."""
+def engine_entry(adapter: Adapter, request: Request, built: Built) -> EngineEntry:
+    """What the manifest is to say of an engine that was built by `adapter`."""
+    manifest = request.manifest
     return EngineEntry(
         backend=adapter.name,
         version=adapter.version,
-        compute_capabilities=ascending(targets),
+        compute_capabilities=ascending(request.targets),
         precision=manifest.precision,
-        profiles=tuple(profiles),
+        profiles=tuple(request.profiles),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
         weights_digest=manifest.weights_digest,
-        options=options.to_json(),
+        options=request.options.to_json(),
         audit=asdict(built.audit),
         rebuild=adapter.rebuild_note,
     )

@@ -11,36 +11,18 @@ import signal
 import subprocess
 import tempfile
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-from blockexport.export.bundle.engine_entry import Profile
-from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.tensorrt.child_process import command
-from blockexport.export.tensorrt.trt_adapter import BuildOptions, load_backend
-from blockexport.export.tensorrt.trt_build import Built, build_engine
+from blockexport.export.tensorrt.trt_build import Built, Request, build_engine
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.progress import Progress, silent
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is to be built, and the file it goes to."""
-
-    backend: str
-    folder: Path
-    manifest: Manifest
-    targets: Sequence[str]
-    profiles: Sequence[Profile]
-    options: BuildOptions
-    engine: Path
-
-
-def build_engine_file(request: Request, progress: Progress = silent) -> Built:
-    """Build an engine, as `trt_build.build_engine` does, into the file `request.engine`.
+def build_engine_file(request: Request, engine: Path, progress: Progress = silent) -> Built:
+    """Build an engine, as `trt_build.build_engine` does, into the file `engine`.
 
     Raises:
         UsageError, NotJudgedError: as `build_engine`, and when TensorRT crashes or the machine's memory runs out.
@@ -53,7 +35,7 @@ def build_engine_file(request: Request, progress: Progress = silent) -> Built:
         )
         theirs.close()
         try:
-            ours.send(request)
+            ours.send((request, engine))
             return _outcome(ours, progress)
         except (EOFError, ConnectionError):
             said.seek(0)
@@ -93,20 +75,11 @@ def _crash(request: Request, status: int, said: str) -> Exception:
 def serve(connection: Connection) -> None:
     """The process's work: one request, and its outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the process that waits for us
-    request: Request = connection.recv()
+    request, path = connection.recv()
     try:
-        adapter = load_backend(request.backend)
-        engine, built = build_engine(
-            adapter,
-            request.folder,
-            request.manifest,
-            request.targets,
-            request.profiles,
-            request.options,
-            lambda *step: connection.send(("progress", step)),
-        )
+        engine, built = build_engine(request, lambda *step: connection.send(("progress", step)))
         with disk_errors(request.folder):
-            request.engine.write_bytes(engine)
+            path.write_bytes(engine)
         connection.send(("built", built))
     except Exception as error:
         connection.send(("failed", _portable(error)))

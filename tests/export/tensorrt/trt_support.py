@@ -19,9 +19,10 @@ from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.export.bundle.trt_library import TENSORRT_RTX
 from blockexport.export.tensorrt.trt_adapter import Adapter, BuildOptions, load_backend
 from blockexport.export.tensorrt.trt_audit import Audit
+from blockexport.export.tensorrt.trt_build import Request
 from blockexport.export.tensorrt.trt_engine import engine_entry, place_engine, staged_engine
 from blockexport.export.tensorrt.trt_network import make_profiles
-from blockexport.export.tensorrt.trt_process import Request, build_engine_file
+from blockexport.export.tensorrt.trt_process import build_engine_file
 from blockexport.models.errors import NotJudgedError
 from blockexport.models.native_output import captured_stderr
 from blockexport.models.progress import Progress, silent
@@ -110,9 +111,9 @@ def build(
 ) -> Engine:
     adapter = rtx()
     chosen, path = BuildOptions(**options), folder / "built.engine"
-    request = Request(adapter.name, folder, read_manifest(folder), adapter.targets(targets), profiles, chosen, path)
+    request = Request(adapter.name, folder, read_manifest(folder), adapter.targets(targets), profiles, chosen)
     try:
-        built = build_engine_file(request, progress)
+        built = build_engine_file(request, path, progress)
         return Engine(path.read_bytes(), built.audit)
     finally:
         path.unlink(missing_ok=True)
@@ -129,9 +130,9 @@ def add_engine(
     """Build an engine with `profiles` into a bundle; its name and the bundle's new manifest."""
     chosen, name = BuildOptions(**options), engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name) as partial:
-        built = build_engine_file(Request(adapter.name, folder, manifest, targets, profiles, chosen, partial))
-        entry = engine_entry(manifest, adapter, targets, profiles, chosen, built)
-        return name, place_engine(folder, partial, name, entry, manifest)
+        request = Request(adapter.name, folder, manifest, targets, profiles, chosen)
+        built = build_engine_file(request, partial)
+        return name, place_engine(folder, partial, name, engine_entry(adapter, request, built), manifest)
 
 
 def write_cache(past: str, update: str, present: str, **changes: Any) -> onnx.NodeProto:
