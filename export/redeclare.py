@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from blockexport.export.bundle.check_graph import declare_max_sequence_length, r
 from blockexport.export.bundle.clone_file import share_blocks
 from blockexport.export.bundle.file_check import check_artifact, file_entry
 from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
-from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
+from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.stage import addition, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
@@ -79,7 +79,9 @@ def redeclare(
                 if name not in dropped:
                     _copy(bundle / name, stage.folder / name)
         written = _write(bundle, manifest, max_sequence_length, stage.folder)
-        changed = _updated(manifest, manifest, max_sequence_length, written, dropped)
+        entries = {name: file_entry(path) for name, path in written.items()}
+        now = replace(manifest, files={**manifest.files, **entries})
+        changed = _updated(now, manifest, max_sequence_length, written, dropped)
         stage.seal(changed)
     return changed, dropped
 
@@ -118,23 +120,18 @@ def _write(bundle: Path, manifest: Manifest, max_sequence_length: int, folder: P
 
 
 def _updated(
-    now: Manifest, before: Manifest, max_sequence_length: int, written: Mapping[str, Path], dropped: Collection[str]
+    now: Manifest, before: Manifest, max_sequence_length: int, written: Iterable[str], dropped: Collection[str]
 ) -> Manifest:
-    """The manifest `now` with the new M, and entries as they should be."""
+    """The manifest `now`, which has entries of what was written, with the new M, and all entries as they should be."""
     old = before.files[ONNX_FILE].sha256
     entries = {name: entry for name, entry in now.files.items() if name not in dropped}
-    for name, path in written.items():
-        entries[name] = now.files[name] if now is not before else file_entry(path)
+    for name in written:
         entries[name] = replace(entries[name], made_from=before.files[name].made_from)
     for name, entry in entries.items():
         if entry.made_from.get(ONNX_FILE) == old:  # golden vectors, an AOTInductor package: both hold for any M
-            entries[name] = _made_from(entry, entries[ONNX_FILE].sha256)
+            entries[name] = replace(entry, made_from={**entry.made_from, ONNX_FILE: entries[ONNX_FILE].sha256})
     changed = replace(now, max_sequence_length=max_sequence_length, files=dict(sorted(entries.items())))
     return replace(changed, inputs=changed.interface.inputs, outputs=changed.interface.outputs)
-
-
-def _made_from(entry: FileEntry, sha256: str) -> FileEntry:
-    return replace(entry, made_from={**entry.made_from, ONNX_FILE: sha256})
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from blockexport.models.errors import UsageError
 
@@ -74,7 +74,8 @@ def _quotas(system: Path) -> Iterator[float]:
             continue
         root = system / "sys/fs/cgroup" / ("" if unified else "cpu")
         # Inside a container the path may be the host's, and the files lie at the root.
-        for folder in {root, *(root / part for part in _prefixes(path))}:
+        inside = PurePosixPath(*(part for part in path.split("/") if part and part != ".."))
+        for folder in {root / part for part in (inside, *inside.parents)}:
             words = _limits(folder, unified)
             if len(words) == 2 and all(word.isdecimal() and int(word) > 0 for word in words):
                 yield int(words[0]) / int(words[1])
@@ -85,12 +86,6 @@ def _limits(folder: Path, unified: bool) -> list[str]:
     if unified:
         return _read(folder / "cpu.max").split()
     return [_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    parts = [part for part in path.split("/") if part and part != ".."]
-    for count in range(1, len(parts) + 1):
-        yield "/".join(parts[:count])
 
 
 def _read(path: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from blockexport.export.bundle.manifest import Manifest
@@ -72,8 +73,8 @@ def audit(adapter: Adapter, network: Any, manifest: Manifest, not_fused: str | N
     """
     layers = _collect(network)
     problems = [
-        *_ports("input", _tensors(network.num_inputs, network.get_input), manifest.inputs),
-        *_ports("output", _tensors(network.num_outputs, network.get_output), manifest.outputs),
+        *_ports("input", _all(network.num_inputs, network.get_input), manifest.inputs),
+        *_ports("output", _all(network.num_outputs, network.get_output), manifest.outputs),
         *_unread(layers, manifest),
         *_caches(layers, manifest),
         *_attention(layers, manifest),
@@ -100,15 +101,14 @@ def audit(adapter: Adapter, network: Any, manifest: Manifest, not_fused: str | N
 
 def _collect(network: Any) -> _Layers:
     layers = _Layers()
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
+    for layer in _all(network.num_layers, network.get_layer):
         layers.by_kind.setdefault(layer.type.name, []).append(layer)
-        inputs = (layer.get_input(i) for i in range(layer.num_inputs))
+        inputs = _all(layer.num_inputs, layer.get_input)
         layers.read.update(tensor.name for tensor in inputs if tensor is not None)
     return layers
 
 
-def _tensors(count: int, get: Any) -> list[Any]:
+def _all(count: int, get: Any) -> list[Any]:
     return [get(index) for index in range(count)]
 
 
@@ -165,11 +165,10 @@ def _caches(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
 
 def _attention(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     expected, found = manifest.config.num_hidden_layers, layers.of("ATTENTION_INPUT")
-    if len(found) != expected:
-        yield f"{len(found)} attention layers, not {expected}", ()
+    yield from _counted(found, "attention layers", expected)
     for layer in found:
-        inputs = [tensor for tensor in map(layer.get_input, range(layer.num_inputs)) if tensor is not None]
-        if not any(_type(tensor) == "bool" for tensor in inputs):
+        inputs = _all(layer.num_inputs, layer.get_input)
+        if not any(tensor is not None and _type(tensor) == "bool" for tensor in inputs):
             yield "{} has no boolean mask", (layer.name,)
 
 
@@ -179,23 +178,24 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
         if _product_type(layer) != wanted:
             yield f"{{}} multiplies in {_product_type(layer)}, not {wanted}", (layer.name,)
     products = 7 * config.num_hidden_layers + (0 if manifest.headless else 1)
-    if len(layers.of("MATRIX_MULTIPLY")) != products:
-        yield f"{len(layers.of('MATRIX_MULTIPLY'))} matrix products, not {products}", ()
-    norms = (4 if config.qk_norm else 2) * config.num_hidden_layers + 1
+    yield from _counted(layers.of("MATRIX_MULTIPLY"), "matrix products", products)
     statistics = _statistics(layers)
-    if len(statistics) != norms:
-        yield f"{len(statistics)} norm statistics, not {norms}", ()
+    yield from _counted(statistics, "norm statistics", (4 if config.qk_norm else 2) * config.num_hidden_layers + 1)
     for layer in statistics:
         if _type(layer.get_input(0)) != "float32":
             yield f"{{}} takes a norm's statistics in {_type(layer.get_input(0))}, not float32", (layer.name,)
     rotations = layers.of("ROTARY_EMBEDDING")
-    wanted_rotations = 2 * (config.num_hidden_layers - len(config.layers_without_rope))
-    if len(rotations) != wanted_rotations:
-        yield f"{len(rotations)} rotary embeddings, not {wanted_rotations}", ()
+    turned = config.num_hidden_layers - len(config.layers_without_rope)
+    yield from _counted(rotations, "rotary embeddings", 2 * turned)
     for layer in rotations:
         types = {_type(layer.get_input(i)) for i in range(3)}
         if types != {"float32"}:
             yield f"{{}} turns heads in {', '.join(sorted(types))}, not float32", (layer.name,)
+
+
+def _counted(found: Sequence[Any], what: str, wanted: int) -> Iterator[Problem]:
+    if len(found) != wanted:
+        yield f"{len(found)} {what}, not {wanted}", ()
 
 
 def _statistics(layers: _Layers) -> list[Any]:
@@ -212,10 +212,7 @@ def _weight_bytes(adapter: Adapter, layers: _Layers) -> dict[str, int]:
     for layer in layers.of("CONSTANT"):
         layer.__class__ = adapter.trt.IConstantLayer
         tensor = layer.get_output(0)
-        elements = 1
-        for size in layer.shape:
-            elements *= size
-        seen[layer.name] = (_type(tensor), elements * tensor.dtype.itemsize)
+        seen[layer.name] = (_type(tensor), prod(layer.shape) * tensor.dtype.itemsize)
     total: Counter[str] = Counter()
     for dtype, size in seen.values():
         total[dtype] += size
