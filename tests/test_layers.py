@@ -29,10 +29,9 @@ PACKAGES = ("models", "export", "runtime", "compare", "cli")
 HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/onnx_session.py"},
     "onnx": {
-        "export/bundle/body_joins.py",
         "export/bundle/check_graph.py",
         "export/bundle/external_data.py",
-        "export/bundle/flat_graph.py",
+        "export/bundle/dataflow/*.py",
         "export/bundle/model_bounds.py",
         "export/bundle/onnx_file.py",
         "export/graph/*.py",

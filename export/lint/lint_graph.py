@@ -13,8 +13,8 @@ from pathlib import Path
 
 import onnx
 
-from blockexport.export.bundle.cache_flow import CacheFlow
-from blockexport.export.bundle.flat_graph import FlatGraph
+from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
+from blockexport.export.bundle.dataflow.flat_graph import FlatGraph
 from blockexport.export.lint import trt_attention_rules as attention
 from blockexport.export.lint import trt_cache_rules as caches
 from blockexport.export.lint import trt_type_rules as types

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blockexport.export.bundle.cache_flow import CacheFlow
-from blockexport.export.bundle.flat_graph import FlatNode
+from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
+from blockexport.export.bundle.dataflow.flat_graph import FlatNode
 from blockexport.export.lint.lint_finding import Fate, Trap
 
 _FORM_ONLY = ("Shape", "Size")  # operators that read a value's form and none of its content

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from blockexport.export.bundle.cache_flow import CacheFlow
-from blockexport.export.bundle.flat_graph import FlatGraph, FlatNode
+from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
+from blockexport.export.bundle.dataflow.flat_graph import FlatGraph, FlatNode
 from blockexport.export.lint.lint_finding import Fate, Trap
 from blockexport.models.element_types import ELEMENT_TYPES
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import onnx
 import torch
 
-from blockexport.export.bundle.cache_flow import CacheFlow
-from blockexport.export.bundle.flat_graph import FlatGraph
+from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
+from blockexport.export.bundle.dataflow.flat_graph import FlatGraph
 from blockexport.models import io_names
 from blockexport.models.errors import UsageError
 
