@@ -73,14 +73,11 @@ def _statistics(node: FlatNode, said: str, kind: int, remedy: str) -> Trap:
 
 def _narrowest_square(graph: FlatGraph, reduction: FlatNode) -> int:
     """The half-precision type that the squares under a reduction pass through, the last one first; 0 without one."""
-    kinds = [graph.type_of(reduction.input(0))]
-    node = graph.producer.get(reduction.input(0))
-    while node is not None and node.op_type in _SAME_VALUES:
-        kinds.append(graph.type_of(node.input(0)))
-        node = graph.producer.get(node.input(0))
+    values = _passed_on(graph, reduction.input(0), _SAME_VALUES)
+    node = graph.producer.get(values[-1])
     if node is None or not _is_square(graph, node):
         return 0
-    return next((kind for kind in kinds if kind in _HALF), 0)
+    return next((kind for value in values if (kind := graph.type_of(value)) in _HALF), 0)
 
 
 def _is_square(graph: FlatGraph, node: FlatNode) -> bool:
@@ -92,11 +89,12 @@ def _is_square(graph: FlatGraph, node: FlatNode) -> bool:
 
 def _unnamed(graph: FlatGraph, name: str) -> str:
     """The value that Identity and Cast nodes pass on."""
-    node = graph.producer.get(name)
-    while node is not None and node.op_type in ("Identity", "Cast"):
-        name = node.input(0)
-        node = graph.producer.get(name)
-    return name
+    return _passed_on(graph, name, ("Identity", "Cast"))[-1]
+
+
+def _passed_on(graph: FlatGraph, name: str, operators: tuple[str, ...]) -> list[str]:
+    """`name` and what it is made from by some operators, value by value."""
+    return list(graph.upstream(name, lambda node: [node.input(0)] if node.op_type in operators else ()))
 
 
 def _equals_two(tensor: onnx.TensorProto) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx
-from onnx import TensorProto, helper
+import onnx.parser
 
 from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import Manifest
@@ -41,20 +40,14 @@ def why_not_fused(
 
 
 def _lone_attention(manifest: Manifest) -> onnx.ModelProto:
-    config, dtype = manifest.config, manifest.precision.element.onnx
+    config, dtype = manifest.config, onnx.TensorProto.DataType.Name(manifest.precision.element.onnx).lower()
     batch, length, slots = io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS, manifest.max_sequence_length
-    cache: list[str | int | None] = [batch, config.num_key_value_heads, slots, config.head_dim]
-    query: list[str | int | None] = [batch, config.num_attention_heads, length, config.head_dim]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Attention", ["query", "key", "value", "mask"], ["mixed"], scale=1.0)],
-        "attention",
-        [
-            value("query", dtype, query),
-            value("key", dtype, cache),
-            value("value", dtype, cache),
-            value("mask", TensorProto.BOOL, [batch, 1, length, slots]),
-        ],
-        [value("mixed", dtype, query)],
+    query = f"{dtype}[{batch}, {config.num_attention_heads}, {length}, {config.head_dim}]"
+    cache = f"{dtype}[{batch}, {config.num_key_value_heads}, {slots}, {config.head_dim}]"
+    mask = f"bool[{batch}, 1, {length}, {slots}]"
+    return onnx.parser.parse_model(
+        f"""<ir_version: 11, opset_import: ["": {OPSET}]>
+        attention ({query} query, {cache} key, {cache} value, {mask} mask) => ({query} mixed) {{
+            mixed = Attention <scale = 1.0> (query, key, value, mask)
+        }}"""
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=11)

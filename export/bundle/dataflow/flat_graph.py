@@ -111,16 +111,12 @@ class FlatGraph:
 
     def type_of(self, name: str) -> int:
         """The element type of a value as a TensorProto.DataType; 0 where nothing tells."""
-        seen: set[str] = set()
-        while name not in seen:
-            seen.add(name)
-            if name in self._types and self._types[name].elem_type:
-                return int(self._types[name].elem_type)
-            made_by = self.producer.get(name)
-            if made_by is None or made_by.op_type not in _KEEP_TYPE:
-                break
-            name = made_by.input(1 if made_by.op_type == "If" else 0)
-        return 0
+
+        def through(node: FlatNode) -> list[str]:
+            return [node.input(int(node.op_type == "If"))] if node.op_type in _KEEP_TYPE else []
+
+        told = (self._types[value].elem_type for value in self.upstream(name, through) if value in self._types)
+        return next((int(kind) for kind in told if kind), 0)
 
     def sizes_of(self, name: str) -> list[int | str] | None:
         """The declared or inferred shape of a value: numbers, and names (or nothing) where an axis is not constant."""
