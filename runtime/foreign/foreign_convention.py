@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +41,8 @@ _QUANTISED = re.compile(
 ATTENTION = "GroupQueryAttention"
 
 Shape = tuple[int | str, ...]
+Values = Mapping[str, onnx.ValueInfoProto]
+"""Inputs or outputs by role."""
 
 
 class Cache(StrEnum):
@@ -123,42 +125,38 @@ def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | No
     graph = model.graph
     _refuse_kinds(graph, path)
     found = name_roles(model, mapped or {}, path)
-    weights = {tensor.name for tensor in graph.initializer}
-    inputs = {value.name: value for value in graph.input if value.name not in weights}
-    outputs = {value.name: value for value in graph.output}
-    ports = _ports(inputs, found, path)
-    pasts = [role for role in found.inputs if role.startswith("past_key_values.")]
-    layers = found.layers
+    inputs, outputs = ({value.name: value for value in ends} for ends in (graph.input, graph.output))
+    taken = {role: inputs[name] for role, name in found.inputs.items()}
+    given = {role: outputs[name] for role, name in found.outputs.items()}
+    ports = _ports(taken, [inputs[name] for name in found.odd], path)
+    layers, pasts, presents = found.layers, io_names.past_names(found.layers), io_names.present_names(found.layers)
     if not layers:
         raise UsageError(
             f"{path} has no cache inputs such as past_key_values.0.key, so there are no decode steps to judge: export "
             f"it with a cache (optimum: --task text-generation-with-past), or name them with --map "
-            f"'{roles.PAST_KEY}=NAME_{{i}}'. It takes {_some(inputs)}"
+            f"'{roles.PAST_KEY}=NAME_{{i}}'. It takes {_some(found.inputs.values())}"
         )
-    for role in (io_names.LOGITS, *io_names.present_names(layers)):
-        if role not in found.outputs:
+    for role in (io_names.LOGITS, *presents):
+        if role not in given:
             raise UsageError(f"{path} has no output {role}, by that or a known name: it gives {_some(outputs)}")
-    shape = _cache_shape(found, inputs if pasts else outputs, layers, path, taken=bool(pasts))
-    present = sizes_of(outputs[found.outputs[io_names.present_names(1)[0]]])
+    takes_cache = any(_is_past(role) for role in taken)
+    shape = _cache_shape(taken, pasts, path) if takes_cache else _cache_shape(given, presents, path)
+    ids, logits, present = sizes_of(taken[io_names.INPUT_IDS]), sizes_of(given[io_names.LOGITS]), given[presents[0]]
     return Convention(
-        cache=_cache_kind(graph, found, ports, shape, present, path) if pasts else Cache.NONE,
+        cache=_cache_kind(graph, found, ports, shape, sizes_of(present), path) if takes_cache else Cache.NONE,
         layers=layers,
         cache_shape=shape,
-        dtype=_TYPES[outputs[found.outputs[io_names.present_names(1)[0]]].type.tensor_type.elem_type],
+        dtype=_TYPES[present.type.tensor_type.elem_type],
         names=found,
         ports=ports,
-        one_token=sizes_of(inputs[found.inputs[io_names.INPUT_IDS]])[1:] == (1,),
-        all_logits=_gives_all(inputs, outputs, found),
+        one_token=ids[1:] == (1,),
+        all_logits=len(logits) == 3 and len(ids) == 2 and logits[1] == ids[1] != "?",
         unjudged=tuple(name for name in outputs if name not in found.outputs.values()),
     )
 
 
-def _gives_all(
-    inputs: Mapping[str, onnx.ValueInfoProto], outputs: Mapping[str, onnx.ValueInfoProto], found: Names
-) -> bool:
-    """Whether the logits are declared as long as the tokens."""
-    logits, ids = sizes_of(outputs[found.outputs[io_names.LOGITS]]), sizes_of(inputs[found.inputs[io_names.INPUT_IDS]])
-    return len(logits) == 3 and len(ids) == 2 and logits[1] == ids[1] and logits[1] != "?"
+def _is_past(role: str) -> bool:
+    return role.startswith("past_key_values.")
 
 
 def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
@@ -174,18 +172,16 @@ def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
         )
 
 
-def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) -> dict[str, ForeignPort]:
-    if found.odd:
-        name = found.odd[0]
+def _ports(taken: Values, odd: Sequence[onnx.ValueInfoProto], path: Path) -> dict[str, ForeignPort]:
+    for value in odd:
         raise UsageError(
-            f"{path} has the input {name} {list(sizes_of(inputs[name]))}, which no convention known here has: known "
-            f"are {', '.join(roles.INPUTS)} and caches. Say what it is with --map ROLE={name}"
+            f"{path} has the input {value.name} {list(sizes_of(value))}, which no convention known here has: known "
+            f"are {', '.join(roles.INPUTS)} and caches. Say what it is with --map ROLE={value.name}"
         )
     ports = {}
-    for role, name in found.inputs.items():
-        if role.startswith("past_key_values."):
+    for role, value in taken.items():
+        if _is_past(role):
             continue
-        value = inputs[name]
         dtype, sizes = _TYPES.get(value.type.tensor_type.elem_type), sizes_of(value)
         known = roles.INPUTS[re.sub(r"\.\d+$", ".{i}", role)].forms
         if dtype is None or dtype not in known.get(len(sizes), ()):
@@ -194,12 +190,12 @@ def _ports(inputs: Mapping[str, onnx.ValueInfoProto], found: Names, path: Path) 
                 f"{rank} dimensions of {', '.join(str(t).removeprefix('torch.') for t in types)}"
                 for rank, types in known.items()
             )
-            raise UsageError(f"{path} takes {name} as {kind} {list(sizes)}: known is {allowed}")
+            raise UsageError(f"{path} takes {value.name} as {kind} {list(sizes)}: known is {allowed}")
         ports[role] = ForeignPort(dtype, len(sizes))
     if io_names.INPUT_IDS not in ports:
         raise UsageError(
-            f"{path} is no decoder that takes tokens: it has no input {io_names.INPUT_IDS}, it takes {_some(inputs)}. "
-            f"Name it with --map {io_names.INPUT_IDS}=NAME"
+            f"{path} is no decoder that takes tokens: it has no input {io_names.INPUT_IDS}, it takes "
+            f"{_some(value.name for value in taken.values())}. Name it with --map {io_names.INPUT_IDS}=NAME"
         )
     return ports
 
@@ -230,11 +226,8 @@ def _shares(graph: onnx.GraphProto, found: Names, path: Path) -> bool:
     nodes = [node for node in graph.node if node.op_type == ATTENTION]
     read = {name for node in nodes for name in node.input[3:5]}
     written = {name for node in nodes for name in node.output[1:3]}
-    pairs = [
-        (name, found.outputs.get(role.replace("past_key_values.", "present.")))
-        for role, name in found.inputs.items()
-        if role.startswith("past_key_values.")
-    ]
+    ends = zip(io_names.past_names(found.layers), io_names.present_names(found.layers), strict=True)
+    pairs = [(found.inputs[past], found.outputs[present]) for past, present in ends]
     shared = [past in read and present in written for past, present in pairs]
     if any(shared) and not all(shared):
         odd = pairs[shared.index(False)][0]
@@ -244,15 +237,12 @@ def _shares(graph: onnx.GraphProto, found: Names, path: Path) -> bool:
     return all(shared)
 
 
-def _cache_shape(
-    found: Names, values: Mapping[str, onnx.ValueInfoProto], layers: int, path: Path, *, taken: bool
-) -> Shape:
+def _cache_shape(values: Values, wanted: Sequence[str], path: Path) -> Shape:
     """The shape that all caches have in common: those that the graph takes, or else those that it makes."""
-    wanted, given = (io_names.past_names, found.inputs) if taken else (io_names.present_names, found.outputs)
-    missing = next((role for role in wanted(layers) if role not in given), None)
+    missing = next((role for role in wanted if role not in values), None)
     if missing is not None:
-        raise UsageError(f"{path} has cache inputs for {layers} layers, and no {missing} among them")
-    caches = [values[given[role]] for role in wanted(layers)]
+        raise UsageError(f"{path} has cache inputs for {len(wanted) // 2} layers, and no {missing} among them")
+    caches = [values[role] for role in wanted]
     kinds = {(value.type.tensor_type.elem_type, len(sizes_of(value))) for value in caches}
     shape = sizes_of(caches[0])
     if len(kinds) > 1 or _TYPES.get(caches[0].type.tensor_type.elem_type) not in roles.FLOATS or len(shape) != 4:
@@ -271,6 +261,6 @@ def sizes_of(value: onnx.ValueInfoProto) -> Shape:
     return tuple(int(size) if isinstance(size, str) and size.isdecimal() else size for size in sizes)
 
 
-def _some(names: Mapping[str, object]) -> str:
-    shown = list(names)[:6]
-    return ", ".join(shown) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+def _some(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
