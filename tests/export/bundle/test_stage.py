@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from blockexport.cli.main import main
 from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.export.bundle.stage import Stage, addition, staged
 from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
+from blockexport.export.output.lock import FileLock
 from blockexport.export.output.reservation import reserved
 from blockexport.models.errors import UsageError
 from tests.export.tensorrt.trt_support import rtx
@@ -145,6 +147,21 @@ def test_a_bundle_is_not_replaced_while_something_is_added(made: Path, tmp_path:
     assert names(tmp_path) == {"b"} and names(place) == names(made)
 
 
+def test_a_bundle_whose_own_folder_may_not_be_written_is_added_to(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that is mounted, which nothing beside it can be renamed into."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    place = Path(shutil.copytree(made, tmp_path / "b"))
+    monkeypatch.setattr(FileLock, "take", refused)
+    with addition(place) as folder:
+        assert folder.is_dir() and folder.parent == place
+    assert names(place) == names(made) and names(tmp_path) == {"b"}
+
+
 def others_bundle(place: Path) -> None:
     place.mkdir()
     (place / "thesis.txt").write_text("mine")
@@ -229,7 +246,6 @@ def test_parents_that_were_made_are_taken_back(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
     import fcntl
 
     def refused(*_: object) -> None:

@@ -301,6 +301,9 @@ def test_files_that_are_no_onnx(files: dict[str, Path], source: Path, tmp_path: 
     alone.write_bytes(files["shared"].read_bytes())
     with pytest.raises(UsageError, match=r"model\.onnx\.data is missing\. alone\.onnx keeps its weights there"):
         read_foreign([alone])
+    (tmp_path / "model.onnx.data").write_bytes(b"short")
+    with pytest.raises(UsageError, match=r"model\.onnx\.data has 5 bytes and ends before .* up to byte \d+\. Name the"):
+        read_foreign([alone])
 
 
 def test_more_positions_than_the_model_has_are_refused(files: dict[str, Path], source: Path) -> None:
