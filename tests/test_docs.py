@@ -97,7 +97,7 @@ def run(command: str | list[str], folder: Path) -> subprocess.CompletedProcess[s
         shell=isinstance(command, str),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,  # a busy machine, or one with an old instruction set
     )
 
 
