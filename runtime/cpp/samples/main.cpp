@@ -4,8 +4,9 @@
 //     chat BUNDLE                                      a conversation; an empty line or end of input leaves
 //
 // Options: --raw (no chat template), --max-new-tokens N, --temperature T, --top-k K, --top-p P, --seed S,
-//          --max-sequence-length M (cache slots, when other than the bundle's), --backend NAME, --provider NAME,
-//          --threads N, --low-memory, --verify-weights (every byte against the manifest), --quiet (no speed on stderr)
+//          --max-sequence-length M or -M M (cache slots, when other than the bundle's), --backend NAME,
+//          --provider NAME, --threads N, --low-memory, --verify-weights (every byte against the manifest),
+//          --quiet (no speed on stderr)
 #include <blockexport/blockexport.h>
 
 #include <cstdlib>
@@ -28,18 +29,48 @@ struct Arguments {
   std::uint64_t seed = 0;
 };
 
+// std::stoll and its kin take what a text begins with: 12 of "12abc", 0 of "0,5".
+template <typename Read>
+auto whole(const std::string& value, Read read) {
+  std::size_t end = 0;
+  const auto number = read(value, &end);
+  if (end != value.size()) throw std::invalid_argument(value);
+  return number;
+}
+
+std::int64_t integer(const std::string& value) {
+  return whole(value, [](const std::string& text, std::size_t* end) { return std::stoll(text, end); });
+}
+
+double real(const std::string& value) {
+  return whole(value, [](const std::string& text, std::size_t* end) { return std::stod(text, end); });
+}
+
+// 0 means the bundle's own M in DecoderOptions, and is a mistake here.
+std::int64_t slots(const std::string& value) {
+  const std::int64_t given = integer(value);
+  if (given < 1) throw blockexport::Error("--max-sequence-length is " + value + ": choose at least 1");
+  return given;
+}
+
+int threads(const std::string& value) {
+  return whole(value, [](const std::string& text, std::size_t* end) { return std::stoi(text, end); });
+}
+
 Arguments read_arguments(int argc, char** argv) {
   Arguments made;
+  const auto set_slots = [&](const std::string& value) { made.decoder.max_sequence_length = slots(value); };
   const std::map<std::string, std::function<void(const std::string&)>> valued = {
-      {"--max-new-tokens", [&](const std::string& value) { made.max_new_tokens = std::stoll(value); }},
-      {"--temperature", [&](const std::string& value) { made.temperature = std::stod(value); }},
-      {"--top-k", [&](const std::string& value) { made.top_k = std::stoll(value); }},
-      {"--top-p", [&](const std::string& value) { made.top_p = std::stod(value); }},
-      {"--max-sequence-length", [&](const std::string& value) { made.decoder.max_sequence_length = std::stoll(value); }},
-      {"--seed", [&](const std::string& value) { made.seed = std::stoull(value); }},
+      {"--max-new-tokens", [&](const std::string& value) { made.max_new_tokens = integer(value); }},
+      {"--temperature", [&](const std::string& value) { made.temperature = real(value); }},
+      {"--top-k", [&](const std::string& value) { made.top_k = integer(value); }},
+      {"--top-p", [&](const std::string& value) { made.top_p = real(value); }},
+      {"--max-sequence-length", set_slots},
+      {"-M", set_slots},
+      {"--seed", [&](const std::string& value) { made.seed = static_cast<std::uint64_t>(integer(value)); }},
       {"--backend", [&](const std::string& value) { made.decoder.backend = value; }},
       {"--provider", [&](const std::string& value) { made.decoder.provider = value; }},
-      {"--threads", [&](const std::string& value) { made.decoder.threads = std::stoi(value); }}};
+      {"--threads", [&](const std::string& value) { made.decoder.threads = threads(value); }}};
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const auto option = valued.find(word);

@@ -188,6 +188,45 @@ def test_another_m_has_the_bits_of_python(built: Path, tmp_path: Path) -> None:
     assert "max_sequence_length 65 is outside 1..64, the rows of this bundle's RoPE table" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("precision", "kinds"), [(Precision.FP16, {"last_logits_only": True}), (Precision.FP32, {"headless": True})]
+)
+def test_another_m_of_several_rows_and_other_ends(
+    built: Path, tmp_path: Path, precision: Precision, kinds: dict[str, bool]
+) -> None:
+    export(random_model(), tmp_path / "bundle", precision, slots=29, **kinds)
+    decoder = open_decoder(tmp_path / "bundle", threads=1, max_sequence_length=41)
+    decoder.reset(2)
+    tokens = np.random.default_rng(3).integers(0, 101, (2, 41))
+    numbers = np.random.default_rng(4).standard_normal((2, 41, EVERYTHING.hidden_size)).astype("float32")
+    given = torch.from_numpy(numbers) if decoder.headless else torch.from_numpy(tokens)
+    parts = (given[:, :40], given[:, 40:])
+    expected = [decoder.prefill(part) for part in parts]
+    name = "embeds" if decoder.headless else "ids"
+    calls = [{name: part.reshape(-1).tolist()} for part in parts]
+    options = {"threads": 1, "max_sequence_length": 41}
+    found = run_cpp(built, tmp_path, bundle=str(tmp_path / "bundle"), options=options, rows=2, calls=calls)
+    assert np.array_equal(found, torch.cat([part.reshape(-1) for part in expected]).float().numpy())
+
+
+NO_NUMBERS = [
+    ("--max-sequence-length", "0", "--max-sequence-length is 0: choose at least 1"),
+    ("-M", "-7", "--max-sequence-length is -7: choose at least 1"),
+    ("-M", "12abc", "-M takes a number, and was given 12abc"),
+    ("-M", "9" * 20, "-M takes a number, and was given 9999"),
+    ("--threads", "1.5", "--threads takes a number, and was given 1.5"),
+    ("--temperature", "0,5", "--temperature takes a number, and was given 0,5"),
+    ("--seed", "x", "--seed takes a number, and was given x"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "message"), NO_NUMBERS)
+def test_an_option_that_is_no_whole_number(built: Path, stories: Path, option: str, value: str, message: str) -> None:
+    done = cpp_build.attempt([str(built / "chat"), str(stories), "x", option, value])
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
 def test_a_prompt_beyond_the_cache_goes_with_more_slots(built: Path, tmp_path: Path) -> None:
     source, short = str(shared_path("models/stories260K")), tmp_path / "short"
     assert main(["onnx", source, "-o", str(short), "-M", "16", "--no-compare", "--quiet"]) == 0
@@ -196,7 +235,8 @@ def test_a_prompt_beyond_the_cache_goes_with_more_slots(built: Path, tmp_path: P
     assert done.returncode == 2
     assert "the cache 16 slots: shorten the prompt, or open the bundle with a larger max_sequence_length" in done.stderr
     assert "--max-sequence-length (at most 512)" in done.stderr
-    assert cpp_build.attempt([*command, "--max-sequence-length", "200"]).returncode == 0
+    for option in ("--max-sequence-length", "-M"):
+        assert cpp_build.attempt([*command, option, "200"]).returncode == 0
 
 
 def test_weights_of_a_stranger(built: Path, tmp_path: Path) -> None:
