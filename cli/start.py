@@ -6,27 +6,30 @@ caller has closed would be given to the first file that is opened: what a librar
 
 from __future__ import annotations
 
+# What Python has loaded by now: to import anything else, `signal` included, takes as long as it takes to press Ctrl-C.
+import _signal  # type: ignore[import-not-found]
 import io
 import os
-import signal
 import sys
-from types import FrameType
 
-from blockexport.models.exit_codes import ExitCode
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from blockexport.models.exit_codes import ExitCode
 
 
 def run() -> ExitCode:
     """Run the command line; returns the exit code."""
     # A shell has Ctrl-C ignored for what it starts in the background, and so it stays.
-    listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    listens = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
     if listens:
-        signal.signal(signal.SIGINT, _leave)
+        _signal.signal(_signal.SIGINT, _leave)
     open_standard_streams()
     from blockexport.cli.main import run as run_command_line
+    from blockexport.models.exit_codes import ExitCode
 
     try:
         if listens:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         return run_command_line()
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -52,7 +55,7 @@ def open_standard_streams() -> None:
         sys.stderr.reconfigure(errors="backslashreplace")
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Nothing is half-written yet, so the process may end on the spot."""
+def _leave(number: int, frame: object) -> None:
+    """Nothing is half-written yet, so the process may end on the spot, with the code of an interrupted one."""
     os.write(2, b"interrupted\n")
-    os._exit(ExitCode.INTERRUPTED)
+    os._exit(128 + number)

@@ -46,6 +46,21 @@ def test_ctrl_c_while_it_imports_is_one_word_and_130() -> None:
     assert process.returncode == 130
 
 
+def test_nothing_is_imported_before_ctrl_c_is_heard() -> None:
+    """Until then it is Python that answers, with a traceback."""
+    code = (
+        "import _signal, sys\n"
+        "before = {*sys.modules, '__future__'}\n"
+        "def heard(number, handler):\n"
+        "    print(handler.__name__, *sorted(set(sys.modules) - before))\n"
+        "    raise SystemExit(0)\n"
+        "_signal.signal = heard\n" + PROGRAM
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    own = "blockexport blockexport.cli blockexport.cli.start"
+    assert (done.stdout, done.stderr) == (f"_leave {own}\n", "")
+
+
 def test_ctrl_c_that_the_shell_has_ignored_stays_ignored() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
