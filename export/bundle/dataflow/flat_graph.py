@@ -174,7 +174,7 @@ class FlatGraph:
         if node.op_type == "Constant":
             self._constants[outputs[0]] = _constant_value(node)
         if node.op_type == "If" and (taken := self._taken(node, inputs[0])) is not None:
-            self._splice(taken, outputs, known, prefix, bodies)
+            self._splice(taken, outputs, known, f"{prefix}{node.output[0]}/", bodies)
             return
         if not inner:
             flat = onnx.NodeProto()
@@ -184,7 +184,7 @@ class FlatGraph:
             return
         ends = []
         for name, body in inner.items():
-            place = f"{prefix}{outputs[0] if outputs else node.name}/{name}/"
+            place = f"{prefix}{node.output[0] if node.output else node.name}/{name}/"
             names = self._add(body, known, place, (*bodies, label(node)))
             exits = [names.get(value.name, value.name) for value in body.output]
             ends.append(([names[value.name] for value in body.input], exits))
@@ -208,7 +208,7 @@ class FlatGraph:
         bodies: tuple[str, ...],
     ) -> None:
         given = {value.name: name for value, name in zip(branch.output, outputs, strict=False)}
-        names = self._add(branch, known, f"{prefix}{outputs[0]}/", bodies, given)
+        names = self._add(branch, known, prefix, bodies, given)
         for value, name in zip(branch.output, outputs, strict=False):
             source = names.get(value.name, value.name)
             if source != name:  # it comes from outside the branch

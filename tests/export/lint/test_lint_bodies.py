@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from blockexport.export.bundle.dataflow.flat_graph import FlatGraph
 from blockexport.export.lint.lint_finding import Fate
 from blockexport.models.errors import UsageError
 from tests.export.lint.lint_support import (
@@ -202,6 +203,19 @@ def test_a_scan_keeps_apart_what_it_carries_and_what_it_walks_along() -> None:
     model = cached_attention([WRITES[0], scan])
     model.graph.input.append(value("queries", HALF, [4, *MIXED]))
     assert rules(model) == {"attention-form"}
+
+
+def test_deep_bodies_have_names_as_long_as_they_are_deep() -> None:
+    """Names that hold their place twice would double at each of the thirty bodies that a file may nest."""
+    plain = helper.make_graph([node("Identity", ["x"], ["z"])], "plain", [], [value("z", HALF, None)])
+    body = plain
+    for _ in range(30):
+        chosen = node("If", ["condition"], ["z"], then_branch=body, else_branch=plain)
+        body = helper.make_graph([chosen], "body", [], [value("z", HALF, None)])
+    inputs = [value("x", HALF, [2]), value("condition", TensorProto.BOOL, [])]
+    model = graph_of(body.node, inputs, [value("z", HALF, [2])])
+    names = [name for each in FlatGraph(model).nodes for name in each.proto.output]
+    assert max(map(len, names)) < 30 * 20
 
 
 def test_a_function_that_calls_itself_is_refused() -> None:
