@@ -7,14 +7,12 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.json_format import ParseError as JsonError  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.protobuf.text_format import ParseError as TextError  # type: ignore[import-untyped]
 from onnx.parser import ParseError
 from onnx.serialization import registry
 
 from blockexport.export.bundle.model_bounds import check_bounds
-from blockexport.export.bundle.onnx_file import onnx_content
-from blockexport.models.errors import UsageError
+from blockexport.export.bundle.onnx_file import onnx_content, read_onnx
 
 _REMEDY = "Give a bundle's model.onnx, or any other"
 _WEIGHT = 1 << 16  # bytes: a tensor beyond is a weight, and nothing that decides a shape
@@ -28,12 +26,11 @@ def read_graph(path: Path) -> onnx.ModelProto:
     Raises:
         UsageError: there is no such file, it is no regular file, too large, not ONNX, or beyond what can be followed.
     """
-    content = onnx_content(path, _REMEDY)
     form = registry.get_format_from_file_extension(path.suffix)
-    model = _textual(content, form) or _binary(path, content, form)
-    if not model.graph.node:
-        raise UsageError(f"{path} holds no graph. {_REMEDY}")
-    check_bounds(model, path)
+    if form in (None, "protobuf"):
+        model = read_onnx(path, _REMEDY)
+    else:
+        model = _textual(path, form) or read_onnx(path, f"Nor is it readable as {form}. {_REMEDY}")
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) > _WEIGHT:
             tensor.ClearField("raw_data")
@@ -41,20 +38,15 @@ def read_graph(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _textual(content: bytes, form: str | None) -> onnx.ModelProto | None:
-    """The model in a textual format, or None where it is in no such format or the content does not fit."""
-    if form in (None, "protobuf"):
-        return None
+def _textual(path: Path, form: str) -> onnx.ModelProto | None:
+    """The model in a textual format, or None where the content is none or holds no graph."""
+    content = onnx_content(path, _REMEDY)
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # one format calls itself experimental
-            return onnx.load_model_from_string(content, format=form)
+            model = onnx.load_model_from_string(content, format=form)
     except (TextError, JsonError, ParseError, ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
-
-
-def _binary(path: Path, content: bytes, form: str | None) -> onnx.ModelProto:
-    try:
-        return onnx.load_model_from_string(content)
-    except (DecodeError, ValueError) as error:
-        forms = "binary ONNX" if form in (None, "protobuf") else f"ONNX, neither binary nor as {form}"
-        raise UsageError(f"{path} is not an ONNX file: its content is not {forms}. {_REMEDY}") from error
+    if not model.graph.node:
+        return None
+    check_bounds(model, path)
+    return model

@@ -63,8 +63,8 @@ def test_no_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (tmp_path / "file.onnx").write_text("text")
     (tmp_path / "manifest.json").write_text("{}x")
     for path, said in (
-        (tmp_path / "file.onnx", "is not an ONNX file"),
-        (tmp_path / "manifest.json", "neither binary nor as json"),
+        (tmp_path / "file.onnx", "is not a readable ONNX file"),
+        (tmp_path / "manifest.json", "Nor is it readable as json"),
         (tmp_path / "absent.onnx", "No such file or directory"),
         (Path("/dev/zero"), "/dev/zero is a character device"),
     ):

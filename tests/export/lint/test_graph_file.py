@@ -30,7 +30,7 @@ def test_textual_onnx_is_read_where_the_name_says_so(
     assert [node.op_type for node in read_graph(tmp_path / name).graph.node][-1] == "Attention"
     assert not recwarn.list
     (tmp_path / "renamed.onnx").write_bytes((tmp_path / name).read_bytes())
-    with pytest.raises(UsageError, match="its content is not binary ONNX"):
+    with pytest.raises(UsageError, match="is not a readable ONNX file"):
         read_graph(tmp_path / "renamed.onnx")
 
 
@@ -55,13 +55,14 @@ def test_what_is_not_onnx_is_refused_in_one_line(content: bytes, suffix: str, tm
     with pytest.raises(UsageError) as caught:
         read_graph(path)
     said = str(caught.value)
-    assert said.startswith(f"{path} is not an ONNX file: its content is not ")
+    assert said.startswith(f"{path} is not a readable ONNX file (") and said.endswith("model.onnx, or any other")
+    assert ("Nor is it readable as " in said) is (suffix != ".onnx")
     assert "\n" not in said
 
 
 def test_a_file_without_nodes_holds_no_graph(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match="holds no graph"):
+    with pytest.raises(UsageError, match="there is no graph in it"):
         read_graph(tmp_path / "empty.onnx")
 
 

@@ -231,7 +231,7 @@ def test_our_own_exports_are_clean(precision: Precision, options: dict[str, bool
 def test_what_is_not_onnx_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file.onnx"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"not an ONNX file|holds no graph"):
+    with pytest.raises(UsageError, match="is not a readable ONNX file"):
         lint_file(path)
     with pytest.raises(UsageError, match="No such file"):
         lint_file(tmp_path / "absent.onnx")
