@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blockexport.models.errors import UsageError
+from blockexport.models.strict_json import shown
 
 TEXT_BYTES = 1 << 28
 """The most that is read of a text file: eight times the largest tokenizer.json known."""
@@ -138,9 +139,7 @@ def read_json_object(path: Path, remedy: str, pairs: Pairs | None = None) -> dic
     """As `read_json`, for a file that has to hold one object with keys."""
     value = read_json(path, remedy, pairs)
     if not isinstance(value, dict):
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise UsageError(f"{path} holds {shown}, and has to hold one JSON object: {remedy}")
+        raise UsageError(f"{path} holds {shown(value)}, and has to hold one JSON object: {remedy}")
     return value
 
 

@@ -51,7 +51,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, list | tuple):
             kinds = get_args(hint)
             if kinds[-1] is not Ellipsis and len(kinds) != len(value):
-                raise ValueError(f"{where} is {_shown(value)}, and must be a list of {len(kinds)}")
+                raise ValueError(f"{where} is {shown(value)}, and must be a list of {len(kinds)}")
             return tuple(_read(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     elif origin is dict:
         if isinstance(value, dict):
@@ -62,12 +62,12 @@ def _read(hint: Any, value: Any, where: str) -> Any:
             return allowed[allowed.index(value)]
     elif _is_plain(hint, value):
         return float(value) if hint is float else value
-    raise ValueError(f"{where} is {_shown(value)}, and must be {_words(hint)}")
+    raise ValueError(f"{where} is {shown(value)}, and must be {_words(hint)}")
 
 
 def _record(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise ValueError(f"{where or 'it'} is {_shown(value)}, and must be {_words(kind)}")
+        raise ValueError(f"{where or 'it'} is {shown(value)}, and must be {_words(kind)}")
     known, hints = fields(kind), get_type_hints(kind)
     unknown = sorted(value.keys() - {field.name for field in known})
     if unknown:
@@ -88,7 +88,7 @@ def _one_of(members: tuple[Any, ...], hint: Any, value: Any, where: str) -> Any:
     for member in others:
         if _is_plain(member, value):
             return _read(member, value, where)
-    raise ValueError(f"{where} is {_shown(value)}, and must be {_words(hint)}")
+    raise ValueError(f"{where} is {shown(value)}, and must be {_words(hint)}")
 
 
 def _is_plain(hint: Any, value: Any) -> bool:
@@ -112,7 +112,7 @@ def _words(hint: Any) -> str:
     return _WORDS.get(hint, "an object with keys")
 
 
-def _shown(value: Any) -> str:
-    """The value as a line of JSON, cut where it is long."""
+def shown(value: Any) -> str:
+    """A value as JSON, shortened to fit a message."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 80 else f"{text[:77]}..."

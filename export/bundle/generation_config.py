@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blockexport.models.config.config_fields import MAX_INTEGER, shown
+from blockexport.models.config.config_fields import MAX_INTEGER
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import no_repeated_key, read_json_object
+from blockexport.models.strict_json import shown
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import open_regular
+from blockexport.models.regular_file import no_repeated_key, open_regular
 
 ITEM_BITS: Mapping[str, int] = {
     **{one.safetensors: 8 * one.itemsize for one in ELEMENT_TYPES},
@@ -78,15 +78,8 @@ def _pointer_hint(path: Path, size: int) -> str:
 
 
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            double = next(name for name in names if names.count(name) > 1)
-            raise UsageError(f"{path} is damaged: its header holds {double!r} twice. Download it again")
-        return dict(pairs)
-
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=no_repeated_key)
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is damaged or not a safetensors file: its header is not JSON ({error}). Download it again"

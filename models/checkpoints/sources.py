@@ -45,17 +45,9 @@ def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
 
         return RandomCheckpoint(PRESETS[model].config, seed, model)
     from blockexport.models.checkpoints.hub import fetch_from_hub
-
-    hub_id = hub_id_of(model)
-    if hub_id is None:
-        raise UsageError(
-            f"there is no model {model!r}{did_you_mean(model, PRESETS)}: MODEL is a folder with config.json and "
-            "safetensors, a .gguf file, a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset "
-            f"({', '.join(sorted(PRESETS))})"
-        )
     from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 
-    folder, reference = fetch_from_hub(hub_id)
+    folder, reference = fetch_from_hub(_hub_id(model))
     return SafetensorsCheckpoint(folder, reference)
 
 
@@ -66,20 +58,25 @@ def shadowed_preset(model: str) -> list[str]:
     return [f"{model} is the path {Path(model).absolute()}, and not the preset: rename the one to have the other"]
 
 
-def hub_id_of(model: str) -> HubId | None:
-    """The Hugging Face id in `model`, which is no path that exists; None where it cannot be one.
+def _hub_id(model: str) -> HubId:
+    """The Hugging Face id in `model`, which is neither a path that exists nor a preset.
 
     Raises:
-        UsageError: it is more likely a path that was misspelt: its folder is here, and the local cache of the Hub has
-            nothing of that name.
+        UsageError: it cannot be one; or it is more likely a path that was misspelt: its folder is here, and the local
+            cache of the Hub has nothing of that name.
     """
     from blockexport.models.checkpoints.hub import is_cached, parse_hub_id
 
     path = Path(model)
     hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
-    if hub_id is not None and hub_id.revision is None and path.parent.is_dir() and not is_cached(hub_id):
-        names = [entry.name for entry in path.parent.iterdir()]
-        close = difflib.get_close_matches(path.name, names, n=1)
+    if hub_id is None:
+        raise UsageError(
+            f"there is no model {model!r}{did_you_mean(model, PRESETS)}: MODEL is a folder with config.json and "
+            "safetensors, a .gguf file, a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset "
+            f"({', '.join(sorted(PRESETS))})"
+        )
+    if hub_id.revision is None and path.parent.is_dir() and not is_cached(hub_id):
+        close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
         meant = f" (did you mean {path.parent / close[0]}?)" if close else ""
         raise UsageError(
             f"the folder {path.parent} is here and holds no {path.name}{meant}: correct the path, or write "
@@ -101,13 +98,11 @@ def open_config(model: str) -> ModelConfig:
     path = Path(model).expanduser()
     if path.is_dir() and is_there(path / "config.json"):
         return read_hf_config(path)
-    if not path.exists():
-        if model in PRESETS:
-            return PRESETS[model].config
-        hub_id = hub_id_of(model)
-        if hub_id is not None:
-            return read_hf_config(fetch_from_hub(hub_id, ["config.json"])[0])
-    return open_checkpoint(model).config
+    if path.exists():
+        return open_checkpoint(model).config
+    if model in PRESETS:
+        return PRESETS[model].config
+    return read_hf_config(fetch_from_hub(_hub_id(model), ["config.json"])[0])
 
 
 def _open_path(path: Path) -> Checkpoint:

@@ -6,22 +6,16 @@ what was expected, and the file. The keys asked for are remembered, so that the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blockexport.models.errors import UsageError
+from blockexport.models.strict_json import shown
 
 MAX_INTEGER = 2**31 - 1
 MAX_LAYERS = 10_000
-
-
-def shown(value: Any) -> str:
-    """A value as JSON, shortened to fit a message."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from blockexport.models.config.config_fields import RawFields, shown
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import LayerType, ModelConfig
 from blockexport.models.families.family import Family, LayerOptions, Preset
 from blockexport.models.families.windows import DEFAULT_WINDOW, stated_layer_types
+from blockexport.models.strict_json import shown
 
 
 def _window_everywhere(fields: RawFields, layers: int) -> LayerOptions:

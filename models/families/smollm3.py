@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockexport.models.config.config_fields import RawFields, shown
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.families.family import Family, GgufForm, LayerOptions, Preset
 from blockexport.models.families.windows import switched_window_keys, switched_windows
+from blockexport.models.strict_json import shown
 
 
 def _every_nth(layers: int, interval: int = 4) -> tuple[int, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from blockexport.models.config.config_fields import RawFields, shown
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import LAYER_TYPES, LayerType, ModelConfig
 from blockexport.models.families.family import LayerOptions
+from blockexport.models.strict_json import shown
 
 DEFAULT_WINDOW = 4096  # where the key is absent
 _DEFAULT_FULL_LAYERS = 28

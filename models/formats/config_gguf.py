@@ -13,18 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from blockexport.models.config.config_fields import (
-    MAX_LAYERS,
-    HeadKeys,
-    RawFields,
-    check_heads,
-    derived_head_dim,
-    shown,
-)
+from blockexport.models.config.config_fields import MAX_LAYERS, HeadKeys, RawFields, check_heads, derived_head_dim
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.families.every_family import GGUF_FAMILIES
 from blockexport.models.families.family import GgufForm
+from blockexport.models.strict_json import shown
 
 DEFAULT_ROPE_THETA = 10_000.0
 # Every other stored type is read as float32.

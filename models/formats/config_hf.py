@@ -11,14 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blockexport.models.config.config_fields import (
-    MAX_LAYERS,
-    HeadKeys,
-    RawFields,
-    check_heads,
-    derived_head_dim,
-    shown,
-)
+from blockexport.models.config.config_fields import MAX_LAYERS, HeadKeys, RawFields, check_heads, derived_head_dim
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
@@ -26,6 +19,7 @@ from blockexport.models.families.family import Family
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
 from blockexport.models.formats.config_rope import rope_from_hf
 from blockexport.models.regular_file import is_there, no_repeated_key, read_json_object
+from blockexport.models.strict_json import shown
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blockexport.models.config.config_fields import RawFields, shown
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
+from blockexport.models.strict_json import shown
 
 ROPE_TYPES = ("default", "linear", "llama3")
 

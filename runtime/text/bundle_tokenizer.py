@@ -13,9 +13,9 @@ from blockexport.export.bundle.generation_config import (
     read_generation_config,
     token_ids,
 )
-from blockexport.models.config.config_fields import shown
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_text, is_there, read_json_object
+from blockexport.models.strict_json import shown
 from blockexport.runtime.text.chat_template import Message, find_template, render_chat
 from blockexport.runtime.text.detokenize import StreamDecoder, TokenBytes
 from blockexport.runtime.text.encoder import load_tokenizer

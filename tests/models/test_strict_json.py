@@ -91,7 +91,7 @@ def test_every_kind_of_field() -> None:
         ({"pair": [1, 2, 3]}, "top.pair is [1, 2, 3], and must be a list of 2"),
         ({"pair": [1, "2"]}, 'top.pair[1] is "2", and must be a whole number'),
         ({"seed": "x"}, 'top.seed is "x", and must be a whole number or null'),
-        ({"count": "9" * 70}, f'top.count is "{"9" * 56}..., and must be a whole number'),
+        ({"count": "9" * 90}, f'top.count is "{"9" * 76}..., and must be a whole number'),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:

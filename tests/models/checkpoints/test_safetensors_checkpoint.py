@@ -217,7 +217,7 @@ F32_PAIR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     [
         (b"\xff\xff", "not JSON"),
         (b"[1]", "not a JSON object"),
-        (b'{"a": 1, "a": 1}', "twice"),
+        (b'{"a": 1, "a": 1}', "appears more than once"),
         ({"a": 3}, "describes a"),
         ({"a": F32_PAIR | {"dtype": "F33"}}, "F33"),
         ({"a": F32_PAIR | {"shape": [-2]}}, "describes a"),
