@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blockexport.bundle_export import ExportedBundle, export_bundle
+    from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
     from blockexport.library import (
         build_engine,
         compare_bundle,
-        inspect_model,
-        redeclare,
     )
     from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
+    from blockexport.models.model_cost import inspect_model
     from blockexport.runtime.open import open_decoder
 
     __version__: str
@@ -39,9 +39,9 @@ _HOMES = {
     "build_engine": "library",
     "compare_bundle": "library",
     "export_bundle": "bundle_export",
-    "inspect_model": "library",
+    "inspect_model": "models.model_cost",
     "open_decoder": "runtime.open",
-    "redeclare": "library",
+    "redeclare": "export.redeclare",
 }
 __all__ = [
     "BlockexportError",

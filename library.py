@@ -1,4 +1,4 @@
-"""What blockexport does with a bundle, as functions: judge it again, build an engine, give it another M; and count.
+"""What blockexport does with a bundle, as functions: judge it again, build an engine.
 
 Every function raises a `BlockexportError` (`blockexport.models.errors`) with one message for what the caller can fix:
 `UsageError` for wrong use and bad input, `NotJudgedError` for what this machine cannot do.
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockexport.bundle_export import Explainer
 from blockexport.models.errors import UsageError
-from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.models.whole_number import whole
 
@@ -32,13 +31,6 @@ class BuiltEngine(NamedTuple):
     name: str
     manifest: Manifest
     timing_cache: bytes | None
-
-
-class Redeclared(NamedTuple):
-    """A bundle's new manifest, and the files that were made for the old M and are no longer listed."""
-
-    manifest: Manifest
-    dropped: list[str]
 
 
 def compare_bundle(
@@ -161,47 +153,3 @@ def build_engine(
         entry = engine_entry(adapter, request, built)
         manifest = place_engine(folder, partial, name, entry, manifest)
     return BuiltEngine(name, manifest, built.timing_cache)
-
-
-def redeclare(
-    bundle: str | Path, max_sequence_length: int, output: str | Path | None = None, *, force: bool = False
-) -> Redeclared:
-    """Give a bundle another number of cache slots, in place or as a copy, without exporting it again.
-
-    Args:
-        bundle: the folder.
-        max_sequence_length: M, at most the rows of the bundle's RoPE table.
-        output: where to put a bundle with the new M; None changes `bundle` itself.
-        force: replace an older bundle in `output`.
-
-    Raises:
-        UsageError: M is out of range, or a file is not the one that the manifest lists. Nothing has changed then.
-    """
-    from blockexport.export.redeclare import redeclare as declare
-
-    slots = whole("max_sequence_length", max_sequence_length, least=1)
-    return Redeclared(*declare(Path(bundle), slots, None if output is None else Path(output), force=force))
-
-
-def inspect_model(
-    model: str | Path, *, tokens: int | None = None, batch_size: int = 32, precision: Precision | str | None = None
-) -> dict[str, Any]:
-    """Parameters, operations per token and bytes of KV cache, from the config alone.
-
-    Args:
-        model: a folder with config.json, a GGUF file, a preset, or a Hugging Face id.
-        tokens: context length T to count for; 8192, or the model's range, by default.
-        batch_size: sequences in the cache.
-        precision: of weights and cache; the model's own type by default.
-
-    Returns:
-        What `blockexport inspect --json` prints: whole numbers, bytes and operations unrounded.
-    """
-    from blockexport.models.checkpoints.sources import open_config
-    from blockexport.models.config.cost import describe
-
-    config = open_config(str(model))
-    own = next((p for p in Precision if p.element.name == config.dtype), Precision.FP32)
-    rows = whole("batch_size", batch_size, least=1)
-    typed = own if precision is None else Precision.named(precision)
-    return describe(config, whole("tokens", tokens, least=1), rows, typed)

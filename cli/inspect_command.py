@@ -37,8 +37,8 @@ def inspect(
 
     Example: blockexport inspect llama-3-8b --tokens 8192 --batch-size 32
     """
-    from blockexport.library import inspect_model
     from blockexport.models.checkpoints.sources import shadowed_preset
+    from blockexport.models.model_cost import inspect_model
 
     for line in shadowed_preset(model):
         console.say(f"note: {line}")

@@ -39,7 +39,7 @@ def redeclare(
 
     Example: blockexport redeclare smollm2 -M 4096 -o smollm2-4096
     """
-    from blockexport.library import redeclare as declare
+    from blockexport.export.redeclare import redeclare as declare
 
     manifest, dropped = declare(bundle, max_sequence_length, output, force=force)
     place = output or bundle

@@ -14,6 +14,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import blockexport
 from blockexport.cli.main import COMMANDS, command
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.precision import Precision
@@ -164,7 +165,8 @@ def api_pages() -> dict[str, str]:
             index.append(f"- [{title}]({room}.md)")
             pages[f"{API}/{room}.md"] = f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in names)
     acts = "\n".join(f"::: blockexport.{name}\n" for name in ("bundle_export", "library"))
-    pages[f"{API}/library.md"] = f"# The library\n\n{acts}"
+    homes = (f"[`{name}`][blockexport.{module}.{name}]" for name, module in blockexport._HOMES.items())
+    pages[f"{API}/library.md"] = f"# The library\n\n`import blockexport` gives: {', '.join(homes)}.\n\n{acts}"
     return {f"{API}/index.md": "\n".join(index) + "\n", **pages}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from blockexport.export.bundle.bundle import add_files
 from blockexport.export.bundle.check_graph import declare_max_sequence_length, read_graph
@@ -23,14 +24,22 @@ from blockexport.export.bundle.stage import addition, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_json_object
+from blockexport.models.whole_number import whole
 
 GENAI_CONFIG = "genai_config.json"
 REPORT = "parity/"
 
 
+class Redeclared(NamedTuple):
+    """A bundle's new manifest, and the files that were made for the old M and are no longer listed."""
+
+    manifest: Manifest
+    dropped: list[str]
+
+
 def redeclare(
     bundle: str | Path, max_sequence_length: int, output: str | Path | None = None, *, force: bool = False
-) -> tuple[Manifest, list[str]]:
+) -> Redeclared:
     """Give a bundle M = `max_sequence_length` cache slots, in place or as a copy in `output`.
 
     The golden vectors stay, since they hold for any M that they fit into; the parity report and engines do not.
@@ -41,19 +50,16 @@ def redeclare(
         output: where to put a bundle with the new M; None changes `bundle` itself.
         force: replace an older bundle in `output`.
 
-    Returns:
-        The new manifest, and the names of the files that it no longer lists.
-
     Raises:
         UsageError: M is out of that range, a file is not the one that the manifest lists, `bundle` holds engines and
             no `output` is named, or the disk is full. Nothing has changed then.
     """
-    bundle = Path(bundle)
+    bundle, max_sequence_length = Path(bundle), whole("max_sequence_length", max_sequence_length, least=1)
     manifest = read_manifest(bundle)
     _check_golden(bundle, manifest, max_sequence_length)
     same = max_sequence_length == manifest.max_sequence_length
     if same and output is None:
-        return manifest, []
+        return Redeclared(manifest, [])
     dropped = [n for n in manifest.files if n in manifest.engines or (n.startswith(REPORT) and not same)]
     if output is None:
         if manifest.engines:
@@ -71,7 +77,7 @@ def redeclare(
             (bundle / name).unlink(missing_ok=True)
             with suppress(OSError):  # it holds something else; an empty folder would not be the bundle's own
                 (bundle / name).parent.rmdir()
-        return changed, dropped
+        return Redeclared(changed, dropped)
     with staged(Path(output), [bundle], force=force) as stage:
         with disk_errors(Path(output)):
             check_free_space(stage.folder, sum(manifest.files[name].bytes for name in manifest.files))
@@ -83,7 +89,7 @@ def redeclare(
         now = replace(manifest, files={**manifest.files, **entries})
         changed = _updated(now, manifest, max_sequence_length, written, dropped)
         stage.seal(changed)
-    return changed, dropped
+    return Redeclared(changed, dropped)
 
 
 def _check_golden(bundle: Path, manifest: Manifest, max_sequence_length: int) -> None:

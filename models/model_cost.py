@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from blockexport.models.checkpoints.sources import open_config
 from blockexport.models.config import arithmetic
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
+from blockexport.models.whole_number import whole
 
 DEFAULT_TOKENS = 8192
 
 
-def describe(config: ModelConfig, tokens: int | None, batch_size: int, precision: Precision) -> dict[str, Any]:
-    """Every figure of a model: whole numbers, bytes and operations unrounded.
+def inspect_model(
+    model: str | Path, *, tokens: int | None = None, batch_size: int = 32, precision: Precision | str | None = None
+) -> dict[str, Any]:
+    """Parameters, operations per token and bytes of KV cache, from the config alone.
 
     Args:
-        config: of the model.
-        tokens: context length T; 8192, or the model's range, by default.
+        model: a folder with config.json, a GGUF file, a preset, or a Hugging Face id.
+        tokens: context length T to count for; 8192, or the model's range, by default.
         batch_size: sequences in the cache.
-        precision: of weights and cache.
+        precision: of weights and cache; the model's own type by default.
+
+    Returns:
+        What `blockexport inspect --json` prints: whole numbers, bytes and operations unrounded.
 
     Raises:
-        UsageError: more tokens than the model has positions.
+        UsageError: a config that cannot be read, or more tokens than the model has positions.
     """
-    tokens = _context(config, tokens)
+    config = open_config(str(model))
+    own = next((p for p in Precision if p.element.name == config.dtype), Precision.FP32)
+    typed = own if precision is None else Precision.named(precision)
+    tokens = _context(config, whole("tokens", tokens, least=1))
+    batch_size = whole("batch_size", batch_size, least=1)
+    itemsize = typed.element.itemsize
     counted = arithmetic.count_parameters(config)
     saving = arithmetic.gqa_saving(config)
-    bytes_per_token = arithmetic.cache_bytes(config, precision.element.itemsize)
+    bytes_per_token = arithmetic.cache_bytes(config, itemsize)
+    in_batch = bytes_per_token * tokens * batch_size
     return {
         "config": config.to_json(),
-        "precision": precision.value,
+        "precision": typed.value,
         "tokens": tokens,
         "batch_size": batch_size,
         "block": [asdict(operation) for operation in arithmetic.block_operations(config, tokens)],
@@ -42,7 +56,7 @@ def describe(config: ModelConfig, tokens: int | None, batch_size: int, precision
             "blocks": counted.blocks,
             "total": counted.total,
         },
-        "weight_bytes": counted.total * precision.element.itemsize,
+        "weight_bytes": counted.total * itemsize,
         "flops_per_token": {
             "weights": arithmetic.weight_flops(config),
             "attention_by_layer": [
@@ -53,8 +67,8 @@ def describe(config: ModelConfig, tokens: int | None, batch_size: int, precision
         "cache_bytes": {
             "per_token": bytes_per_token,
             "per_sequence": bytes_per_token * tokens,
-            "batch": arithmetic.cache_bytes(config, precision.element.itemsize, tokens, batch_size),
-            "without_gqa": saving * arithmetic.cache_bytes(config, precision.element.itemsize, tokens, batch_size),
+            "batch": in_batch,
+            "without_gqa": saving * in_batch,
             "times_without_gqa": saving,
         },
     }
