@@ -127,11 +127,8 @@ def _machine() -> Iterator[Observation]:
 
 def _libraries() -> Iterator[Observation]:
     for name in _LIBRARIES:
-        version = installed_version(name)
-        if version is None:
-            yield Observation(name, "not installed", "bad", f"pip install {name}")
-        else:
-            yield Observation(name, version)
+        version, absent = installed_version(name), Observation(name, "not installed", "bad", f"pip install {name}")
+        yield Observation(name, version) if version else absent
 
 
 def _onnx_runtime() -> Iterator[Observation]:
@@ -158,6 +155,7 @@ def _onnx_runtime() -> Iterator[Observation]:
 
 def _dialect(runtime: Any) -> Observation:
     """Run TensorScatter, the newest operator that a bundle's graph uses, on three numbers."""
+    import numpy as np
     from onnx import parser
 
     model = parser.parse_model(
@@ -166,27 +164,18 @@ def _dialect(runtime: Any) -> Observation:
             present = TensorScatter <axis = 2, mode = "linear"> (past, update, start)
         }"""
     )
-    return _run_probe(runtime, model.SerializeToString())
-
-
-def _run_probe(runtime: Any, model: bytes) -> Observation:
-    import numpy as np
-
+    past, update = np.zeros((1, 1, 3, 1), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    feeds = {"past": past, "update": update, "start": np.array([2], np.int64)}
     try:
         options = runtime.SessionOptions()
         options.log_severity_level = 3  # errors: that an unbound cache is copied is no news here
-        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        feeds = {
-            "past": np.zeros((1, 1, 3, 1), np.float32),
-            "update": np.ones((1, 1, 1, 1), np.float32),
-            "start": np.array([2], np.int64),
-        }
-        (present,) = session.run(None, feeds)
+        session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        present = session.run(None, feeds)[0].ravel().tolist()
     except Exception as error:
         reason = str(error).splitlines()[0]
         return Observation("opset 24", f"refused: {reason}", "bad", "pip install --upgrade onnxruntime")
-    if present.ravel().tolist() != [0.0, 0.0, 1.0]:
-        return Observation("opset 24", f"TensorScatter gave {present.ravel().tolist()}", "bad", "reinstall onnxruntime")
+    if present != [0.0, 0.0, 1.0]:
+        return Observation("opset 24", f"TensorScatter gave {present}", "bad", "reinstall onnxruntime")
     return Observation("opset 24", "TensorScatter runs")
 
 

@@ -5,6 +5,7 @@ Every figure is shown twice, rounded for reading and exact for checking.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from blockexport.cli import console
@@ -148,44 +149,42 @@ def _block(config: ModelConfig, description: dict[str, Any]) -> Table:
 Line = tuple[str, str, str]  # what it is, rounded, exact
 
 
+def _line(what: str, value: int, rounded: Callable[[float], str] = count) -> Line:
+    return what, rounded(value), f"{value:,}" + (" bytes" if rounded is size else "")
+
+
 def _sums(config: ModelConfig, description: dict[str, Any]) -> list[tuple[str, list[Line]]]:
     parameters, flops, cache = (description[key] for key in ("parameters", "flops_per_token", "cache_bytes"))
     tokens, batch, precision = description["tokens"], description["batch_size"], description["precision"]
     tied = config.tie_word_embeddings
-    counts: list[Line] = [
-        ("one block", count(parameters["block"]), f"{parameters['block']:,}"),
+    counts = [
+        _line("one block", parameters["block"]),
         ("the MLP's share of it", f"{100 * parameters['mlp_share']:.0f} %", f"{parameters['mlp']:,}"),
-        (f"in {parameters['layers']} blocks", count(parameters["blocks"]), f"{parameters['blocks']:,}"),
-        ("embedding and head, tied" if tied else "embedding", *_counted(parameters["embedding"])),
-        *([] if tied else [("head", *_counted(parameters["head"]))]),
-        ("final norm", *_counted(parameters["final_norm"])),
-        ("in all", *_counted(parameters["total"])),
-        (f"weights in {precision}", size(description["weight_bytes"]), f"{description['weight_bytes']:,} bytes"),
+        _line(f"in {parameters['layers']} blocks", parameters["blocks"]),
+        _line("embedding and head, tied" if tied else "embedding", parameters["embedding"]),
+        *([] if tied else [_line("head", parameters["head"])]),
+        _line("final norm", parameters["final_norm"]),
+        _line("in all", parameters["total"]),
+        _line(f"weights in {precision}", description["weight_bytes"], size),
     ]
-    work: list[Line] = [("weights (2 per parameter, no lookup)", flop(flops["weights"]), f"{flops['weights']:,}")]
     by_layer: list[int] = flops["attention_by_layer"]
-    for value in dict.fromkeys(by_layer):
-        work.append((f"attention, each of {by_layer.count(value)} layers", flop(value), f"{value:,}"))
-    work.append(("attention, all layers", flop(flops["attention"]), f"{flops['attention']:,}"))
-    saving = cache["times_without_gqa"]
-    memory: list[Line] = [
-        ("per token", size(cache["per_token"]), f"{cache['per_token']:,} bytes"),
-        (f"{tokens:,} tokens", size(cache["per_sequence"]), f"{cache['per_sequence']:,} bytes"),
-        (f"a batch of {batch:,} such", size(cache["batch"]), f"{cache['batch']:,} bytes"),
+    work = [
+        _line("weights (2 per parameter, no lookup)", flops["weights"], flop),
+        *(_line(f"attention, each of {by_layer.count(one)} layers", one, flop) for one in dict.fromkeys(by_layer)),
+        _line("attention, all layers", flops["attention"], flop),
     ]
-    if saving > 1:
-        memory.append(
-            (f"without GQA, {saving} times as much", size(cache["without_gqa"]), f"{cache['without_gqa']:,} bytes")
-        )
+    saving = cache["times_without_gqa"]
+    memory = [
+        _line("per token", cache["per_token"], size),
+        _line(f"{tokens:,} tokens", cache["per_sequence"], size),
+        _line(f"a batch of {batch:,} such", cache["batch"], size),
+        *([_line(f"without GQA, {saving} times as much", cache["without_gqa"], size)] if saving > 1 else []),
+    ]
     return [
         ("Parameters", counts),
         (f"Operations per generated token, T = {tokens:,}", work),
         (f"KV cache in {precision}", memory),
     ]
-
-
-def _counted(value: int) -> tuple[str, str]:
-    return count(value), f"{value:,}"
 
 
 def _figures(lines: list[Line]) -> Table:

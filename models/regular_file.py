@@ -48,11 +48,9 @@ def is_there(path: Path) -> bool:
     """
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if not path.is_symlink():
+    except OSError as error:  # or a folder that may not be looked into, a path that is too long
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.is_symlink():
             return False
-        raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
-    except OSError as error:  # a folder that may not be looked into, a path that is too long
         raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path} is {kind_of(mode)}, and has to be a file: remove it, or put the file there")
@@ -178,5 +176,8 @@ def kind_of(mode: int) -> str:
 
 def _reason(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError) and path.is_symlink():
-        return f"it is a link to {path.readlink()}, which is not there"
+        return (
+            f"it is a link to {path.readlink()}, and there is no such file: fetch it again, or copy it with what its "
+            "links point to (cp -L)"
+        )
     return error.strerror or str(error)

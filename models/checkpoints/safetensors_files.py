@@ -25,29 +25,18 @@ def stored_entries(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
     Raises:
         UsageError: there are no weights, or it cannot be said which they are; a file is missing or damaged.
     """
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    for path in (single, index):
-        refuse_dangling_link(path)
-    if (single.exists() or index.exists()) and (folder / ADAPTER_CONFIG).exists():
+    has_single, has_index = is_there(folder / SINGLE_FILE), is_there(folder / INDEX_FILE)
+    if (has_single or has_index) and (folder / ADAPTER_CONFIG).exists():
         raise UsageError(
             f"{folder} holds a model and a LoRA adapter ({ADAPTER_CONFIG}), which transformers applies where peft is "
             "installed and ignores elsewhere: merge the adapter into the model (peft: merge_and_unload(), then "
             "save_pretrained(new_folder)), or remove its files if the model alone is meant"
         )
-    if index.exists():
-        return _of_index(folder, index), []
-    if single.exists():
-        return _of_file(single), []
+    if has_index:
+        return _of_index(folder, folder / INDEX_FILE), []
+    if has_single:
+        return _of_file(folder / SINGLE_FILE), []
     return _without_index(folder)
-
-
-def refuse_dangling_link(path: Path) -> None:
-    """Raise UsageError where `path` is a link to a file that is not there."""
-    if path.is_symlink() and not path.exists():
-        raise UsageError(
-            f"{path} is a link to {path.readlink()}, and there is no such file: download the checkpoint again, or "
-            "copy it with what its links point to (cp -L)"
-        )
 
 
 def lora_adapter(path: Path) -> UsageError:
@@ -89,8 +78,6 @@ def _check_present(folder: Path, index: Path, shards: list[str]) -> None:
             f"{folder} holds both {SINGLE_FILE} and {INDEX_FILE}, which lists {listed(shards)}: two sets of weights "
             "that may differ. Remove the one that is not meant"
         )
-    for shard in shards:
-        refuse_dangling_link(folder / shard)
     if missing := [shard for shard in shards if not is_there(folder / shard)]:
         raise UsageError(
             f"{index} names {len(shards)} files, and {listed(missing)} {'is' if len(missing) == 1 else 'are'} not "
@@ -116,7 +103,6 @@ def _without_index(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
         )
     entries: dict[str, TensorEntry] = {}
     for name in whole:
-        refuse_dangling_link(folder / name)
         stored = _of_file(folder / name)
         if double := sorted(entries.keys() & stored.keys()):
             raise UsageError(
@@ -151,7 +137,6 @@ def _no_weights(folder: Path, names: list[str]) -> UsageError:
 
 def _is_it_whole(path: Path) -> str:
     """What a lone file of another name holds, and what to do about it."""
-    refuse_dangling_link(path)
     tensors = list(read_header(path))
     held = f", which holds {len(tensors)} tensors ({listed(tensors)})" if tensors else ", which holds no tensors"
     whole = any(".layers.0." in f".{name}" for name in tensors)

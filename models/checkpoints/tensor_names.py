@@ -102,11 +102,6 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def is_harmless(name: str) -> bool:
-    """True when a tensor of this name may be left unread."""
-    return any(pattern.fullmatch(name) for pattern in HARMLESS)
-
-
 def needed_entries(
     found: Mapping[str, TensorEntry], config: ModelConfig, where: str, described_by: str = "config.json"
 ) -> dict[str, TensorEntry]:
@@ -138,7 +133,7 @@ def needed_entries(
 
 
 def _may_be_extra(name: str, config: ModelConfig) -> bool:
-    return is_harmless(name) or (name == OUTPUT_HEAD and config.tie_word_embeddings)
+    return any(pattern.fullmatch(name) for pattern in HARMLESS) or (name == OUTPUT_HEAD and config.tie_word_embeddings)
 
 
 def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str) -> None:

@@ -336,7 +336,10 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
         ["only weights.safetensors, which holds 21 tensors", "rename it to model.safetensors"],
     ),
     "files of other names": (sharded("a.safetensors", "b.safetensors"), ["2 other safetensors files (a.safe"]),
-    "a link to nothing": (linked_to_nothing, ["model.safetensors is a link to", "0123abcd", "there is no such file"]),
+    "a link to nothing": (
+        linked_to_nothing,
+        ["it is a link to", "0123abcd", "there is no such file"],
+    ),
     "no tensors": (lambda weights, folder: save({}, folder), ["holds no tensors"]),
     "pickled": (
         lambda weights, folder: torch.save(weights, folder / "pytorch_model.bin"),
