@@ -40,7 +40,6 @@ HOMES: dict[str, set[str]] = {
         "runtime/foreign/*.py",
         "runtime/onnx_*.py",
         "compare/audits/artifact_weights.py",
-        "compare/audits/foreign_sites.py",
         "compare/audits/quantised_weights.py",
         "compare/explain/foreign_values.py",
         "cli/doctor_command.py",

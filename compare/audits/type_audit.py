@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from blockexport.compare.audits.site_map import map_sites
+from blockexport.compare.audits.sites_by_name import map_sites
 from blockexport.models.precision import Precision
 
 _BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 
 import onnx
 from onnx import helper
 
-from blockexport.compare.audits.foreign_sites import ForeignSites, find_sites
-from blockexport.compare.audits.site_map import SiteMap
+from blockexport.compare.audits.dataflow import Dataflow
+from blockexport.compare.audits.sites_by_flow import SiteMap, find_sites
 from blockexport.compare.explain.locate import WatchedSites
 from blockexport.compare.explain.sites import LAYER_SITES
 from blockexport.models.errors import NotJudgedError
@@ -31,7 +30,8 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
         model = onnx.ModelProto()
         model.CopyFrom(file.model)
         names = {**file.convention.names.inputs, **file.convention.names.outputs}
-        sites = find_sites(model, names, layers)
+        flow = Dataflow(model.graph.node, [tensor.name for tensor in model.graph.initializer])
+        sites = find_sites(flow, names, layers)
         if sites is None:
             raise NotJudgedError(
                 f"not located: in the graph of {file.path} no residual stream is recognised, a chain of sums from the "
@@ -45,34 +45,33 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
     return WatchedSites(watching, _site_map(found, layers))
 
 
-def _add_outputs(model: onnx.ModelProto, sites: ForeignSites) -> None:
+def _add_outputs(model: onnx.ModelProto, sites: SiteMap) -> None:
     given = {value.name for value in model.graph.output}
     for name in dict.fromkeys(_keys(sites).values()):
         if name not in given:
             model.graph.output.append(helper.make_empty_tensor_value_info(name))
 
 
-def _keys(sites: ForeignSites) -> dict[str, str]:
+def _keys(sites: SiteMap) -> dict[str, str]:
     """What is watched, by `LAYER.SITE`; the caches are told by the decoder."""
-    found = {f"{layer}.stream": value for layer, value in enumerate(sites.streams)}
+    found = {f"{layer}.stream": str(value) for layer, value in enumerate(sites.streams)}
     for layer, values in enumerate(sites.layers):
         found |= {f"{layer}.{site}": value for site, value in values.items() if site not in _CACHES}
     return found | ({} if sites.final_norm is None else {"final_norm": sites.final_norm})
 
 
-def _site_map(found: list[ForeignSites], layers: int) -> SiteMap:
+def _site_map(found: list[SiteMap], layers: int) -> SiteMap:
     """The sites that all graphs show, and their nodes: in the first call those of the last graph, the prompt's."""
+
+    def node(call: int, layer: int | None, site: str) -> str:
+        named = found[-1 if call == 0 else 0].nodes
+        return "" if named is None else named(call, layer, site)
+
     shown = [set.intersection(*(set(sites.layers[layer]) for sites in found)) for layer in range(layers)]
-    made = SiteMap(
+    return SiteMap(
         layers=[{site: f"{layer}.{site}" for site in sites} for layer, sites in enumerate(shown)],
         hidden=[frozenset(LAYER_SITES) - sites for sites in shown],
         streams=[f"{layer}.stream" for layer in range(layers + 1)],
         final_norm="final_norm" if all(sites.final_norm for sites in found) else None,
+        nodes=node,
     )
-
-    def node(call: int, layer: int | None, site: str) -> str:
-        sites = found[-1 if call == 0 else 0]
-        ends = {"embedding": sites.streams[0], "final_norm": sites.final_norm or "", "head": sites.logits}
-        return sites.makers.get(ends.get(site, "") if layer is None else sites.layers[layer].get(site, ""), "")
-
-    return replace(made, nodes=node)

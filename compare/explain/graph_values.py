@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from blockexport.compare.audits.site_map import SiteMap
+from blockexport.compare.audits.sites_by_flow import SiteMap
 from blockexport.compare.core.cached_path import Past, make_block
 from blockexport.compare.core.defect import LayerBlock, final_norm, output_tensor
 from blockexport.compare.core.evidence import Evidence

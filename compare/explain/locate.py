@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from blockexport.compare.audits.site_map import SiteMap, map_sites
+from blockexport.compare.audits.sites_by_flow import SiteMap
+from blockexport.compare.audits.sites_by_name import map_sites
 from blockexport.compare.core.evidence import Evidence, fed
 from blockexport.compare.core.tolerances import REPLAYED, SITE_FACTOR
 from blockexport.compare.explain.graph_values import Inside, Observed, SiteError

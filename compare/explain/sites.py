@@ -1,6 +1,6 @@
 """The places inside a layer where an artifact is compared with eager, in the order of the forward pass.
 
-`eager_sites` gives their values in a block; site_map.py finds them in a graph.
+`eager_sites` gives their values in a block; sites_by_name.py finds them in a graph.
 """
 
 from __future__ import annotations

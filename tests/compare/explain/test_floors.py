@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from blockexport.compare.audits.site_map import SiteMap
+from blockexport.compare.audits.sites_by_flow import SiteMap
 from blockexport.compare.core.cached_path import Case, make_block
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import MORE_RUNS, RUNS, Nudge

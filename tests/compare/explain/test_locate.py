@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from blockexport.compare.audits.site_map import map_sites
+from blockexport.compare.audits.sites_by_name import map_sites
 from blockexport.compare.core.cached_path import CachedPath, make_block
 from blockexport.compare.core.evidence import Evidence, gather
 from blockexport.compare.explain.locate import locate

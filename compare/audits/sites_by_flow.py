@@ -1,4 +1,4 @@
-"""Which values of another tool's graph are at which site: by dataflow, since names tell nothing there.
+"""Which values of an ONNX graph are at which site: by dataflow, where names tell nothing.
 
 The residual stream is the backbone: from the embedding on, each sum of it with something made from it is its next
 state, two in each layer. Between two states the matrix products with weights, the caches, the softmax and the gate
@@ -7,56 +7,55 @@ show which value is which. A site that is not found is not looked for: a fused o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import onnx
-
+from blockexport.compare.audits.dataflow import FUSED, SUMS, Dataflow
 from blockexport.models import io_names
 
-_PASSING = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
-_PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul")
-_SUMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")  # output 3 is the sum, output 0 its norm
+if TYPE_CHECKING:
+    import onnx
+
 _GATES = ("Sigmoid", "Swish", "QuickGelu", "Gelu", "Silu")
 _LOOKUPS = ("Gather", "GatherBlockQuantized")
 _ROPE = ("Add", "RotaryEmbedding")
+_JOINS = {"Concat": None, "TensorScatter": 2}  # how many of the operands are past and new
 _NEAR = 16  # values that may lie between a softmax and its product with the values
-_FUSED = {"GroupQueryAttention": {1: (1, 3), 2: (2, 4)}, "Attention": {1: (1, 4), 2: (2, 5)}}
-"""Which inputs an attention operator's cache outputs are made of."""
 
 
 @dataclass
-class ForeignSites:
-    """Values by site.
+class SiteMap:
+    """Which value of a graph is at which site.
 
     Attributes:
-        layers: for each layer, the value at each site that was found.
-        streams: what enters each layer, and after the last what leaves it.
-        final_norm: what the head reads.
-        logits: the output.
-        makers: operator and name of the node that makes a value.
+        layers: for each layer, the name of the value at each site that was found.
+        hidden: sites that cannot be looked for, since the graph has no Attention node to hand them to.
+        streams: the value that enters each layer, and after the last the one that leaves it.
+        final_norm: the value the head reads.
+        nodes: operator and name, in the file, of the node that makes the value at a site of a layer in the call that
+            begins at a position; None where the names are our own exporter's, which say the site themselves.
     """
 
     layers: list[dict[str, str]] = field(default_factory=list)
-    streams: list[str] = field(default_factory=list)
+    hidden: list[frozenset[str]] = field(default_factory=list)
+    streams: list[str | None] = field(default_factory=list)
     final_norm: str | None = None
-    logits: str = ""
-    makers: dict[str, str] = field(default_factory=dict)
+    nodes: Callable[[int, int | None, str], str] | None = None
 
 
-def find_sites(model: onnx.ModelProto, names: Mapping[str, str], layers: int) -> ForeignSites | None:
+def find_sites(flow: Dataflow, names: Mapping[str, str], layers: int) -> SiteMap | None:
     """Find the sites; None where the residual stream cannot be followed.
 
     Args:
-        model: the graph. Sums inside fused norms get a name, so that they can be watched.
-        names: the file's names of inputs and outputs by role.
+        flow: of the graph.
+        names: its names of inputs and outputs by role.
         layers: L.
     """
-    flow = _Flow(model.graph)
-    states = _stream(flow, names[io_names.INPUT_IDS], 2 * layers + 1)
+    states = _stream(flow, names, 2 * layers + 1)
     if states is None:
         return None
-    found = ForeignSites(streams=states[::2])
+    found = SiteMap(streams=[*states[::2]])
     for layer in range(layers):
         before, middle, after = states[2 * layer : 2 * layer + 3]
         pasts, presents = (
@@ -70,88 +69,21 @@ def find_sites(model: onnx.ModelProto, names: Mapping[str, str], layers: int) ->
             "mlp_residual": after,
         }
         found.layers.append({site: value for site, value in sites.items() if value})
-    head = flow.nearest(names[io_names.LOGITS], flow.is_product, states[-1])
+    logits = names.get(io_names.LOGITS, "")
+    head = flow.nearest(logits, flow.is_product, states[-1])
     found.final_norm = None if head is None else head.input[0]
-    found.logits = names[io_names.LOGITS]
-    found.makers = {value: flow.label(value) for value in flow.maker}
+    ends = {"embedding": states[0], "final_norm": found.final_norm or "", "head": logits}
+
+    def node(call: int, layer: int | None, site: str) -> str:
+        return flow.label(ends.get(site, "") if layer is None else found.layers[layer].get(site, ""))
+
+    found.nodes = node
     return found
 
 
-class _Flow:
-    """A graph's values, who makes and who reads them, and which depend on no input."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.maker: dict[str, onnx.NodeProto] = {}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        self.fixed = {tensor.name for tensor in graph.initializer}
-        for at, node in enumerate(graph.node):
-            if node.op_type in _SUMS and len(node.output) < 4:
-                node.output.extend([""] * (3 - len(node.output)))
-                node.output.append(f"sum of {node.name or at}")
-            if all(not name or name in self.fixed for name in node.input):
-                self.fixed.update(node.output)
-            for name in node.output:
-                if name:
-                    self.maker[name] = node
-            for name in dict.fromkeys(node.input):
-                self.readers.setdefault(name, []).append(node)
-
-    def label(self, value: str) -> str:
-        """Operator and name of a value's node."""
-        node = self.maker[value]
-        return f"{node.op_type} {node.name or value}"
-
-    def made_from(self, value: str) -> Iterator[str]:
-        """What a value is made from in one step, weights and shapes aside."""
-        node = self.maker.get(value)
-        if node is None or node.op_type in ("Shape", "Size"):
-            return
-        places = _FUSED.get(node.op_type, {}).get(list(node.output).index(value), range(len(node.input)))
-        for place in places:
-            if place < len(node.input) and node.input[place] and node.input[place] not in self.fixed:
-                yield node.input[place]
-
-    def upstream(self, value: str, *ends: str) -> list[str]:
-        """A value and what it is made from, nearest first, up to and without `ends` and whatever their nodes make."""
-        stop = {name for end in ends for name in (self.maker[end].output if end in self.maker else [end])}
-        stop |= set(ends)
-        queue, seen = [value], {value}
-        for name in queue:
-            for source in self.made_from(name):
-                if source not in seen and source not in stop:
-                    seen.add(source)
-                    queue.append(source)
-        return queue
-
-    def nearest(self, value: str, wanted: Callable[[onnx.NodeProto], bool], *ends: str) -> onnx.NodeProto | None:
-        """The nearest node upstream, the one that makes the value included, that `wanted` accepts."""
-        nodes = (self.maker[name] for name in self.upstream(value, *ends) if name in self.maker)
-        return next((node for node in nodes if wanted(node)), None)
-
-    def is_product(self, node: onnx.NodeProto) -> bool:
-        """A matrix product with weights."""
-        return node.op_type in _PRODUCTS and node.input[0] not in self.fixed and node.input[1] in self.fixed
-
-    def linear(self, node: onnx.NodeProto) -> str:
-        """What a product gives, its bias added where that is a node of its own."""
-        value = str(node.output[0])
-        for reader in self.readers.get(value, []):
-            if reader.op_type == "Add" and any(name in self.fixed for name in reader.input):
-                return str(reader.output[0])
-        return value
-
-    def passed_on(self, value: str) -> list[str]:
-        """A value under each name it has after nodes that only move or cast it."""
-        found = [value]
-        for name in found:
-            found += [node.output[0] for node in self.readers.get(name, []) if node.op_type in _PASSING]
-        return found
-
-
-def _stream(flow: _Flow, input_ids: str, count: int) -> list[str] | None:
+def _stream(flow: Dataflow, names: Mapping[str, str], count: int) -> list[str] | None:
     """The states of the residual stream."""
-    readers = (node for value in flow.passed_on(input_ids) for node in flow.readers.get(value, []))
-    states = [str(node.output[0]) for node in readers if node.op_type in _LOOKUPS and node.input[0] in flow.fixed][:1]
+    states = [names[io_names.INPUTS_EMBEDS]] if io_names.INPUTS_EMBEDS in names else _embedding(flow, names)
     while states and len(states) < count:
         following = _next_state(flow, states[-1])
         if following is None:
@@ -160,34 +92,39 @@ def _stream(flow: _Flow, input_ids: str, count: int) -> list[str] | None:
     return states or None
 
 
-def _next_state(flow: _Flow, state: str) -> str | None:
+def _embedding(flow: Dataflow, names: Mapping[str, str]) -> list[str]:
+    readers = (node for value in flow.passed_on(names[io_names.INPUT_IDS]) for node in flow.readers.get(value, []))
+    return [str(node.output[0]) for node in readers if node.op_type in _LOOKUPS and node.input[0] in flow.fixed][:1]
+
+
+def _next_state(flow: Dataflow, state: str) -> str | None:
     """The first sum of the stream with something made from it by a product with weights."""
     sums = []
     for name in flow.passed_on(state):
         for node in flow.readers.get(name, []):
-            if node.op_type not in ("Add", *_SUMS):
+            if node.op_type not in ("Add", *SUMS):
                 continue
             other = [value for value in node.input[:2] if value != name]
             if other and other[0] not in flow.fixed and flow.nearest(other[0], flow.is_product, state) is not None:
                 sums.append(node)
     if not sums:
         return None
-    return str(sums[0].output[3] if sums[0].op_type in _SUMS else sums[0].output[0])
+    return str(sums[0].output[3] if sums[0].op_type in SUMS else sums[0].output[0])
 
 
-def _branch(flow: _Flow, before: str, after: str) -> str:
+def _branch(flow: Dataflow, before: str, after: str) -> str:
     """What was added to one state to make the next."""
     same = flow.passed_on(before)
-    return next(str(value) for value in flow.maker[after].input[:2] if value not in same)
+    return next((str(value) for value in flow.maker[after].input[:2] if value not in same), "")
 
 
-def _products(flow: _Flow, value: str, *ends: str) -> list[onnx.NodeProto]:
+def _products(flow: Dataflow, value: str, *ends: str) -> list[onnx.NodeProto]:
     """Products with weights that a value is made of, nearest first."""
     nodes = {id(flow.maker[name]): flow.maker[name] for name in flow.upstream(value, *ends) if name in flow.maker}
     return [node for node in nodes.values() if flow.is_product(node)]
 
 
-def _attention_sites(flow: _Flow, before: str, middle: str, pasts: list[str], presents: list[str]) -> dict[str, str]:
+def _attention_sites(flow: Dataflow, before: str, middle: str, pasts: list[str], presents: list[str]) -> dict[str, str]:
     ends = (before, *(past for past in pasts if past))
     branch = _branch(flow, before, middle)
     products = _products(flow, branch, *ends)
@@ -209,9 +146,9 @@ def _attention_sites(flow: _Flow, before: str, middle: str, pasts: list[str], pr
     return sites
 
 
-def _inside_attention(flow: _Flow, branch: str, ends: tuple[str, ...]) -> dict[str, str]:
+def _inside_attention(flow: Dataflow, branch: str, ends: tuple[str, ...]) -> dict[str, str]:
     """What attention takes for queries, keys and values, by what it does with them, and what it gives."""
-    fused = flow.nearest(branch, lambda node: node.op_type in _FUSED and len(node.input) > 2, *ends)
+    fused = flow.nearest(branch, lambda node: node.op_type in FUSED and len(node.input) > 2, *ends)
     if fused is not None:
         return {"keys": str(fused.input[1]), "values": str(fused.input[2])}
     softmax = flow.nearest(branch, lambda node: node.op_type == "Softmax", *ends)
@@ -231,26 +168,29 @@ def _inside_attention(flow: _Flow, branch: str, ends: tuple[str, ...]) -> dict[s
     return found
 
 
-def _innermost(flow: _Flow, products: list[onnx.NodeProto], ends: tuple[str, ...]) -> list[onnx.NodeProto]:
+def _innermost(flow: Dataflow, products: list[onnx.NodeProto], ends: tuple[str, ...]) -> list[onnx.NodeProto]:
     """Those that no other product goes into."""
     return [node for node in products if len(_products(flow, str(node.output[0]), *ends)) == 1]
 
 
-def _first_of(flow: _Flow, first: list[onnx.NodeProto], present: str, ends: tuple[str, ...]) -> onnx.NodeProto | None:
+def _first_of(
+    flow: Dataflow, first: list[onnx.NodeProto], present: str, ends: tuple[str, ...]
+) -> onnx.NodeProto | None:
     """Which of a layer's first products a cache is made of; none where it is made of several."""
     found = [node for node in _products(flow, present, *ends) if any(node is other for other in first)]
     return found[0] if len(found) == 1 else None
 
 
 def _heads(
-    flow: _Flow, inner: Mapping[str, str], sites: Mapping[str, str], pasts: list[str], ends: tuple[str, ...]
+    flow: Dataflow, inner: Mapping[str, str], sites: Mapping[str, str], pasts: list[str], ends: tuple[str, ...]
 ) -> dict[str, str]:
     """Keys and values as they are entered, queries as attention takes them, and what it gives."""
     found = {"attention": inner["attention"]} if "attention" in inner else {}
     kept = {name for past in pasts for name in flow.passed_on(past)}
     for side, site in (("keys", "k_rope"), ("values", "v_heads")):
-        joined = flow.nearest(inner.get(side, ""), lambda node: node.op_type == "Concat" and bool(kept & {*node.input}))
-        entered = [] if joined is None else [str(value) for value in joined.input if value not in kept]
+        joined = flow.nearest(inner.get(side, ""), lambda node: node.op_type in _JOINS and bool(kept & {*node.input}))
+        operands = () if joined is None else joined.input[: _JOINS[joined.op_type]]
+        entered = [str(value) for value in operands if value not in kept]
         if len(entered) == 1:
             found[site] = entered[0]
     if "queries" in inner:
@@ -267,7 +207,7 @@ def _heads(
     return found
 
 
-def _turned(flow: _Flow, rope: onnx.NodeProto) -> str | None:
+def _turned(flow: Dataflow, rope: onnx.NodeProto) -> str | None:
     """The value that both terms of a spelled-out RoPE are made of."""
     terms = [node for name in rope.input if (node := flow.maker.get(name)) is not None and node.op_type == "Mul"]
     if len(terms) != len(rope.input):
@@ -280,7 +220,7 @@ def _turned(flow: _Flow, rope: onnx.NodeProto) -> str | None:
     return None
 
 
-def _mlp_sites(flow: _Flow, middle: str, after: str) -> dict[str, str]:
+def _mlp_sites(flow: Dataflow, middle: str, after: str) -> dict[str, str]:
     branch = _branch(flow, middle, after)
     products = _products(flow, branch, middle)
     if not products:
@@ -296,5 +236,5 @@ def _mlp_sites(flow: _Flow, middle: str, after: str) -> dict[str, str]:
     return sites
 
 
-def _is_gate(flow: _Flow, value: str) -> bool:
+def _is_gate(flow: Dataflow, value: str) -> bool:
     return any(node.op_type in _GATES for name in flow.passed_on(value) for node in flow.readers.get(name, []))

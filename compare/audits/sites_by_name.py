@@ -1,0 +1,99 @@
+"""Which values of an ONNX graph are at which site: by the names that the exporter gives, and where a name is gone, by
+dataflow.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from blockexport.compare.audits.dataflow import Dataflow
+from blockexport.compare.audits.sites_by_flow import SiteMap, find_sites
+from blockexport.models import io_names
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "input_layernorm": ("input_layernorm.rms_norm",),
+    "q_proj": ("self_attn.q_proj.linear",),
+    "k_proj": ("self_attn.k_proj.linear",),
+    "v_proj": ("self_attn.v_proj.linear",),
+    "q_heads": ("self_attn.transpose",),
+    "k_heads": ("self_attn.transpose_1",),
+    "q_rope": ("self_attn.rotary_embedding.narrowed", "self_attn.rotary_embedding"),
+    "k_rope": ("self_attn.rotary_embedding.narrowed_1", "self_attn.rotary_embedding_1"),
+    "attention": ("self_attn.scaled_dot_product_attention",),
+    "merged": ("self_attn.reshape", "self_attn.view_3"),
+    "o_proj": ("self_attn.o_proj.linear",),
+    "attention_residual": ("add",),
+    "post_attention_layernorm": ("post_attention_layernorm.rms_norm",),
+    "gate_proj": ("mlp.gate_proj.linear",),
+    "up_proj": ("mlp.up_proj.linear",),
+    "activation": ("mlp.mul",),
+    "down_proj": ("mlp.down_proj.linear",),
+    "mlp_residual": ("add_1",),
+}
+
+
+def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
+    """Find the sites of a decoder's graph. Sites that are not found are absent."""
+    flow = Dataflow([ir.serde.serialize_node(node) for node in graph], graph.initializers)
+    own = {str(value.name): str(value.name) for value in (*graph.inputs, *graph.outputs)}
+    by_flow = find_sites(flow, own, num_hidden_layers)
+    found = SiteMap()
+    for layer in range(num_hidden_layers):
+        sites = {**({} if by_flow is None else by_flow.layers[layer]), **_sites_of_layer(flow, layer)}
+        found.layers.append(sites)
+        attends = flow.flows_into(f"present.{layer}.key", "Attention") is not None
+        found.hidden.append(frozenset(() if attends else ("query", "mask")))
+        found.streams.append(_entering(flow, sites))
+    found.final_norm = _final_norm(flow, own)
+    leaving = found.layers[-1].get("mlp_residual") or _first_input(flow, found.final_norm)
+    found.streams.append(leaving)
+    for sites, stream in zip(found.layers, found.streams[1:], strict=True):
+        if stream is not None:
+            # Whatever goes on to the next layer stands where the stream should be.
+            sites["mlp_residual"] = stream
+    return found
+
+
+def _sites_of_layer(flow: Dataflow, layer: int) -> dict[str, str]:
+    """By name, but for what enters the cache and the attention: that is known for certain by what it is for."""
+    prefix = f"model.layers.{layer}."
+    there = {site: [prefix + name for name in names if prefix + name in flow.maker] for site, names in _NAMES.items()}
+    named = {site: values[0] for site, values in there.items() if values}
+    found, written = dict[str, str](), dict[str, str]()
+    for kind, site, update in (("key", "cache_key", "k_rope"), ("value", "cache_value", "v_heads")):
+        present = f"present.{layer}.{kind}"
+        found |= {site: present} if present in flow.maker else {}
+        # Whatever it is given as: outputs of two layers may have each other's names.
+        scatter = flow.flows_into(named.get(f"{kind[0]}_proj", ""), "TensorScatter")
+        scatter = scatter or flow.nearest(present, lambda node: node.op_type == "TensorScatter")
+        found |= {} if scatter is None else {update: scatter.input[1]}
+        written[kind] = present if scatter is None else scatter.output[0]
+    attention = flow.flows_into(written["key"], "Attention")
+    if attention is not None:
+        found["attention"] = attention.output[0]
+        found |= {site: attention.input[at] for site, at in (("query", 0), ("mask", 3)) if at < len(attention.input)}
+    return {site: value for site, value in {**found, **named}.items() if value}
+
+
+def _entering(flow: Dataflow, sites: dict[str, str]) -> str | None:
+    """The stream that enters a layer: what is added to attention's output, or what its first norm reads."""
+    residual, branch = flow.maker.get(sites.get("attention_residual", "")), sites.get("o_proj")
+    if residual is not None and residual.op_type == "Add" and branch in residual.input:
+        return str(residual.input[1 - list(residual.input).index(branch)])
+    return _first_input(flow, sites.get("input_layernorm"))
+
+
+def _first_input(flow: Dataflow, value: str | None) -> str | None:
+    """The first input of the node that makes a value."""
+    node = flow.maker.get(value or "")
+    return None if node is None or not node.input else str(node.input[0])
+
+
+def _final_norm(flow: Dataflow, own: dict[str, str]) -> str | None:
+    """What the head reads: the first input of the last matrix product, or a headless stack's output."""
+    if "model.norm.rms_norm" in flow.maker:
+        return "model.norm.rms_norm"
+    if io_names.HIDDEN_STATES in own:
+        return io_names.HIDDEN_STATES
+    head = flow.nearest(io_names.LOGITS, flow.is_product)
+    return None if head is None else str(head.input[0])
