@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from blockexport.compare.audits.table_difference import table_problem
+from blockexport.compare.core.figures import Figures
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Interface
@@ -25,8 +27,8 @@ _ENDS = ("Gemm", "MatMul", "RMSNormalization")
 _SHOWN = 3
 
 
-@dataclass
-class ConstantAudit:
+@dataclass(frozen=True)
+class ConstantAudit(Figures):
     """What was found.
 
     Attributes:
@@ -38,6 +40,10 @@ class ConstantAudit:
     problems: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Each kind is a key of its own."""
+        return {"problems": self.problems, "unseen": self.unseen, **self.counts}
 
 
 def audit_constants(graph: ir.Graph, interface: Interface) -> ConstantAudit:
@@ -257,7 +263,7 @@ def _readers(audit: ConstantAudit, graph: ir.Graph, weights: Iterable[str]) -> N
             if other is not None and other != place:
                 problems.append(f"{_place(other)} reads {name}")
     shown = len(problems) if len(problems) <= _SHOWN + 1 else _SHOWN
-    audit.problems += problems[:shown]
+    audit.problems.extend(problems[:shown])
     if len(problems) > shown:
         audit.problems.append(f"{len(problems) - shown} weights more are not read where they belong")
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
 from blockexport.compare.audits.sites_by_name import map_sites
+from blockexport.compare.core.figures import Figures
 from blockexport.models.precision import Precision
 
 _BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))
@@ -41,11 +43,20 @@ class TypeRow:
 
 
 @dataclass(frozen=True)
-class TypeAudit:
+class TypeAudit(Figures):
     """All rows, the number of Casts between floating types, and `problems`: a sentence for each row that is wrong."""
 
     rows: tuple[TypeRow, ...]
     casts: int
+
+    @property
+    def found(self) -> dict[str, dict[str, int]]:
+        """For each role in the graph how many values have which type."""
+        return {row.role: row.found for row in self.rows}
+
+    def to_json(self) -> dict[str, Any]:
+        """Each role is a key of its own."""
+        return {"casts": self.casts, **self.found}
 
     @property
     def problems(self) -> list[str]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from blockexport.compare.checks.check_batch import batch
-from blockexport.compare.checks.check_cached_path import decode, last_slot, prefill
+from blockexport.compare.checks.check_cached_path import chunked, decode, last_slot, prefill, spread
 from blockexport.compare.checks.check_capacity import capacity
 from blockexport.compare.checks.check_causality import causality
-from blockexport.compare.checks.check_chunked import chunked
-from blockexport.compare.checks.check_constants import constants
 from blockexport.compare.checks.check_determinism import determinism
+from blockexport.compare.checks.check_graph import constants, types
 from blockexport.compare.checks.check_greedy import greedy
 from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.checks.check_precision import precision
 from blockexport.compare.checks.check_slots import slots
-from blockexport.compare.checks.check_spread import spread
-from blockexport.compare.checks.check_types import types
 from blockexport.compare.core.check import Check
 from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError

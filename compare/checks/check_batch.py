@@ -23,9 +23,7 @@ LATE_STEPS = 4
 
 
 def _no_rows(context: CheckContext) -> str | None:
-    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
-        return context.decoder.foreign.no_rows
-    return None if context.rows else "the cache is too small for rows of unequal length"
+    return context.no_rows or (None if context.rows else "the cache is too small for rows of unequal length")
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def _short_rows(context: CheckContext) -> list[_Judged]:
 
 def _late_rows(context: CheckContext) -> list[_Judged]:
     """Steps of one batch whose rows hold the judged sequence up to different places; none of a cache without slots."""
-    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+    if context.no_slots:
         return []
     end = context.plan.decode_positions.stop - LATE_STEPS
     starts = [context.plan.max_sequence_length - LATE_STEPS, 3 * end // 4, end // 2, end // 4, 1]

@@ -18,10 +18,6 @@ from blockexport.runtime.decoder import Decoder
 MARK = Mark(1.0, 1.0)  # of the size of keys and values: here the call sees the marked slots
 
 
-def _no_slots(context: CheckContext) -> str | None:
-    return None if context.decoder.foreign is None else context.decoder.foreign.no_slots
-
-
 @dataclass(frozen=True)
 class CapacityFigures(Figures):
     """How many slots the cache has."""
@@ -33,7 +29,7 @@ class CapacityFigures(Figures):
     Check,
     "capacity",
     Kind.BEHAVIOUR,
-    inapplicable=_no_slots,
+    inapplicable=lambda context: context.no_slots,
     unlocated="this check is about the end of the cache, where no output can be held against eager's",
 )
 def capacity(context: CheckContext) -> Outcome:

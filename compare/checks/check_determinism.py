@@ -67,7 +67,7 @@ def determinism(context: CheckContext) -> Outcome:
 
 def _late_steps(context: CheckContext, begin: int) -> list[int]:
     """Positions after `begin` to step at; none of a cache that grows, which takes no position but its next."""
-    if context.decoder.foreign is not None and context.decoder.foreign.no_slots is not None:
+    if context.no_slots:
         return []
     slots = context.plan.max_sequence_length
     return sorted({max(begin, slots * part // LATE - 1) for part in range(1, LATE + 1)} & set(range(begin, slots)))

@@ -28,8 +28,8 @@ def _prompt(context: CheckContext) -> int:
 
 
 def _cannot(context: CheckContext) -> str | None:
-    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
-        return context.decoder.foreign.no_rows
+    if context.no_rows:
+        return context.no_rows
     if context.config.vocab_size < 2:
         return "a vocabulary of one token has no others for the rows beside"
     return None if _prompt(context) > 1 else "the cache is too small for rows of unequal length"

@@ -29,8 +29,8 @@ def _sizes(context: CheckContext) -> tuple[int, int]:
 
 
 def _cannot(context: CheckContext) -> str | None:
-    if context.decoder.foreign is not None and context.decoder.foreign.no_rows is not None:
-        return context.decoder.foreign.no_rows
+    if context.no_rows:
+        return context.no_rows
     if context.config.vocab_size < 2:
         return "a vocabulary of one token has no other to pad with"
     return None if _sizes(context)[1] else "the judged sequence is too short for a prompt with padding"

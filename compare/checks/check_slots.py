@@ -32,10 +32,6 @@ POISON = Mark(1e4, 1e4)  # far above any key or value
 POISON_FP16 = Mark(32.0, 1e4)
 
 
-def _no_slots(context: CheckContext) -> str | None:
-    return None if context.decoder.foreign is None else context.decoder.foreign.no_slots
-
-
 def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     within = (
         "outputs and slots of the same calls on an empty cache stay within the floor: what differs is what the file "
@@ -44,7 +40,7 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     return FailingCalls(context.ids_S, slot_calls(len(context.ids_S)), "the calls whose slots are compared", within)
 
 
-@partial(Check, "slots", Kind.BEHAVIOUR, inapplicable=_no_slots, calls=_calls)
+@partial(Check, "slots", Kind.BEHAVIOUR, inapplicable=lambda context: context.no_slots, calls=_calls)
 def slots(context: CheckContext) -> Outcome:
     """The same calls twice: on an empty cache, and on one whose slots all hold large numbers.
 

@@ -94,6 +94,16 @@ class CheckContext:
         return self
 
     @property
+    def no_rows(self) -> str | None:
+        """Why another tool's artifact takes one row at a time; None where it takes several."""
+        return None if self.decoder.foreign is None else self.decoder.foreign.no_rows
+
+    @property
+    def no_slots(self) -> str | None:
+        """Why another tool's cache has no slots that can be chosen; None where it has."""
+        return None if self.decoder.foreign is None else self.decoder.foreign.no_slots
+
+    @property
     def has_top1(self) -> bool:
         """False for a headless stack, whose outputs are no distribution over tokens."""
         return not self.decoder.headless

@@ -164,8 +164,7 @@ class _Looker:
         into anyway.
         """
         first = next(iter(evidence.wrong), None)
-        foreign = self.context.decoder.foreign
-        if any(first in call for call in evidence.calls[:FIRST_CALLS]) or (foreign is not None and foreign.no_slots):
+        if any(first in call for call in evidence.calls[:FIRST_CALLS]) or self.context.no_slots:
             return None
         slot = first_wrong_slot(self.context.decoder, evidence)
         return slot if slot is not None and (first is None or slot.stop <= first) else None

@@ -11,9 +11,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from blockexport.compare.audits.constant_audit import audit_constants
+from blockexport.compare.audits.constant_audit import ConstantAudit, audit_constants
 from blockexport.compare.audits.table_difference import table_problem
-from blockexport.compare.checks.check_constants import ConstantFigures
 from blockexport.compare.core.check import Verdict
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.export.bundle.rope_file import ROPE_FILE
@@ -172,7 +171,7 @@ def test_a_wrong_constant_is_said(
     result = judged(bench.save(tmp_path / "spoilt", bundles[precision]), CHECKPOINT, "constants")
     assert result.verdict is Verdict.FAIL
     assert said in result.message, result.message
-    figures = figures_of(result, ConstantFigures)
+    figures = figures_of(result, ConstantAudit)
     assert len(figures.problems) <= 4 and figures.unseen == []
 
 
@@ -206,9 +205,7 @@ def test_a_wrong_table_is_said(
     result = judged(spoilt(bundles[precision], tmp_path / "b", ROPE_FILE, changes), CHECKPOINT, "constants")
     assert result.verdict is Verdict.FAIL
     assert result.message.startswith(said), result.message
-    assert [f"({kind})" for kind in changes] == [
-        problem[-5:] for problem in figures_of(result, ConstantFigures).problems
-    ]
+    assert [f"({kind})" for kind in changes] == [problem[-5:] for problem in figures_of(result, ConstantAudit).problems]
 
 
 def test_the_last_bit_of_a_table_is_another_machines_own(bundles: dict[Precision, Path], tmp_path: Path) -> None:

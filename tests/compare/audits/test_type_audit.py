@@ -8,8 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from blockexport.compare.audits.type_audit import audit_types
-from blockexport.compare.checks.check_types import TypeFigures
+from blockexport.compare.audits.type_audit import TypeAudit, audit_types
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
@@ -106,4 +105,4 @@ def test_the_audit_is_a_check(bundles: dict[Precision, Path], tmp_path: Path) ->
     (spoilt,) = judged(bench.save(tmp_path / "spoilt", bundles[Precision.FP16])).checks
     assert spoilt.verdict is Verdict.FAIL
     assert spoilt.message == "norm statistics: 12 in FLOAT, 1 in FLOAT16, wanted FLOAT"
-    assert figures_of(spoilt, TypeFigures).found["norm statistics"] == {"FLOAT": 12, "FLOAT16": 1}
+    assert figures_of(spoilt, TypeAudit).found["norm statistics"] == {"FLOAT": 12, "FLOAT16": 1}
