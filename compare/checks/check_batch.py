@@ -39,7 +39,11 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
         "alone, the row's tokens stay within the floor: what is wrong is how the file treats several rows in one call "
         "(its positions, write indices or mask)"
     )
-    shares = [_share(row) for row in figures.rows] if isinstance(figures, BatchFigures) else [0.0]
+    shares = (
+        [float("inf") if row.disagreements else row.share for row in figures.rows]
+        if isinstance(figures, BatchFigures)
+        else [0.0]
+    )
     guilty = shares.index(max(shares))
     if guilty < len(context.rows):
         row = context.rows[guilty]
@@ -49,10 +53,6 @@ def _calls(context: CheckContext, figures: Figures | None) -> FailingCalls:
     start, stop = late.first_position, late.last_position + 1  # it goes on in the middle of the judged sequence
     what = f"the row that goes on at {start} alone"
     return FailingCalls(context.ids_S, calls_of((start, *(1,) * (stop - start)), stop), what, within)
-
-
-def _share(row: StretchFigures) -> float:
-    return float("inf") if row.not_finite or row.disagreements else max(row.rms_share, row.max_share)
 
 
 @partial(Check, "batch", Kind.NUMERICAL, inapplicable=_no_rows, to_last_slot=True, in_rows=True, calls=_calls)

@@ -11,16 +11,15 @@ import torch
 from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.failing_calls import FailingCalls
-from blockexport.compare.core.figures import Figures
+from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Distances, Errors, measure, measure_distances
-from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_errors
+from blockexport.compare.core.noise import Floor, doubtful, floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.position_plan import calls_of
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, slots_of_row, unmarked
-from blockexport.compare.core.tolerances import MAX_FACTOR
 from blockexport.runtime.decoder import Decoder
 
 CALLS = (16, 1, 1, 5, 1)  # tokens per call
@@ -142,8 +141,10 @@ def _furthest(
         floor = _at_least(floor_of(eager, context.decoder.dtype), given, more)
         what = f"{len(names)} tensors, {len(given.positions_P)} slots each, of which the {name}"
         outcome = judge_stretch(context, what, given, [floor], of_cache=True)
-        judged = judge_errors(given, floor, has_top1=False)
-        found.append(((bool(outcome.complaints), not outcome.doubts, _share(judged)), outcome, judged.doubtful))
+        judged = outcome.figures
+        assert isinstance(judged, StretchFigures)
+        order = (bool(outcome.complaints), not outcome.doubts, judged.share)
+        found.append((order, outcome, doubtful(judged, given, floor)))
     return max(found, key=lambda entry: entry[0])[1:]
 
 
@@ -175,10 +176,3 @@ def _at_least(floor: Floor, errors: Errors, usual: Sequence[Distances]) -> Floor
         rms, max_P = max(floor.rms, run.relative_l2 * size), torch.maximum(floor.max_P, largest)
         floor = replace(floor, rms=rms, max_P=max_P)
     return floor
-
-
-def _share(found: FloorVerdict) -> float:
-    """How much of its limits a tensor uses; infinite where it is not finite."""
-    if found.not_finite:
-        return torch.inf
-    return max(found.rms_ratio / found.rms_limit, found.max_ratio / MAX_FACTOR.value)

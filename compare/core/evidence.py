@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 
 from blockexport.compare.core.cached_path import CachedPath
+from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Distances, Errors, measure
-from blockexport.compare.core.noise import Floor, FloorVerdict, floor_of, judge_by, outside
+from blockexport.compare.core.noise import Floor, floor_of, judge_by, outside
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
@@ -101,7 +102,7 @@ class Evidence:
         return measure(self.outputs_PV, self.exact_PV, self.positions)
 
     @cached_property
-    def _judged(self) -> tuple[FloorVerdict, Floor]:
+    def _judged(self) -> tuple[StretchFigures, Floor]:
         runs = ([run.select(self.positions) for run in look] for look in self._ground.looks())
         return judge_by(
             self.errors, (floor_of(look, self.dtype) for look in runs), has_top1=not self.interface.ends.headless

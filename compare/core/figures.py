@@ -48,6 +48,17 @@ class StretchFigures(Figures):
     disagreements: list[int]
 
     @property
+    def passed(self) -> bool:
+        """Whether everything stayed within the floor."""
+        within = self.rms_ratio <= self.rms_limit and self.max_ratio <= self.max_limit
+        return within and not self.not_finite and not self.disagreements
+
+    @property
+    def share(self) -> float:
+        """How much of its limits it uses, the tighter one; infinite where it is not finite."""
+        return float("inf") if self.not_finite else max(self.rms_share, self.max_share)
+
+    @property
     def rms_share(self) -> float:
         """How much of its limit the error uses; infinite where it is NaN."""
         return _share(self.rms_ratio, self.rms_limit)

@@ -12,9 +12,8 @@ from blockexport.compare.core.check import Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Errors
-from blockexport.compare.core.noise import Floor, FloorVerdict, judge_by
+from blockexport.compare.core.noise import Floor, judge_by
 from blockexport.compare.core.power import doubts
-from blockexport.compare.core.tolerances import MAX_FACTOR
 
 _OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot hold the model, see `precision`"
 
@@ -39,11 +38,11 @@ def judge_stretch(
         len(artifact.positions_P),
         [f"{what}: {'; '.join(said)}"] if (said := _complaints(context, artifact, floor, found)) else (),
         [f"{what}: {said}" for said in _doubts(context, artifact, floor, of_cache)[:1]],
-        _figures(artifact, floor, found),
+        found,
     )
 
 
-def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: FloorVerdict) -> list[str]:
+def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: StretchFigures) -> list[str]:
     lost = artifact.positions_P[~artifact.finite_P & floor.finite_P].tolist()
     if lost:
         return [f"NaN or infinity, first at position {lost[0]}"]
@@ -54,11 +53,9 @@ def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: Fl
     complaints = []
     if not found.rms_ratio <= found.rms_limit:
         complaints.append(f"rms error {found.rms_ratio:.3g} times eager's, limit {found.rms_limit:g}")
-    if not found.max_ratio <= MAX_FACTOR.value:
-        position = int(artifact.positions_P[found.worst])
-        complaints.append(
-            f"at position {position} an error {found.max_ratio:.3g} times eager's, limit {MAX_FACTOR.value:g}"
-        )
+    if not found.max_ratio <= found.max_limit:
+        where = f"at position {found.worst_position}"
+        complaints.append(f"{where} an error {found.max_ratio:.3g} times eager's, limit {found.max_limit:g}")
     if found.disagreements:
         complaints.append(
             f"another top-1 token than the reference's at {_some(found.disagreements)}, by more than the floor"
@@ -72,7 +69,7 @@ def _doubts(context: CheckContext, artifact: Errors, floor: Floor, of_cache: boo
     return [*doubts(artifact, floor), *([] if of_cache else context.doubts)]
 
 
-def _praise(found: FloorVerdict) -> str:
+def _praise(found: StretchFigures) -> str:
     ties = f", top-1 tied at {_some(found.ties)}" if found.ties else ""
     return f"within the noise floor (rms {found.rms_ratio:.2f}, largest {found.max_ratio:.2f} times eager's){ties}"
 
@@ -81,28 +78,6 @@ def _some(positions: Sequence[int]) -> str:
     shown = ", ".join(str(p) for p in positions[:3])
     more = f" and {len(positions) - 3} more" if len(positions) > 3 else ""
     return f"position{'s' if len(positions) > 1 else ''} {shown}{more}"
-
-
-def _figures(artifact: Errors, floor: Floor, found: FloorVerdict) -> StretchFigures:
-    return StretchFigures(
-        positions=len(artifact.positions_P),
-        first_position=int(artifact.positions_P.min()),
-        last_position=int(artifact.positions_P.max()),
-        rms=artifact.rms,
-        rms_floor=floor.rms,
-        rms_ratio=found.rms_ratio,
-        rms_limit=found.rms_limit,
-        max=float(artifact.max_P.max()),
-        max_floor=float(floor.max_P.max()),
-        max_ratio=found.max_ratio,
-        max_limit=MAX_FACTOR.value,
-        worst_position=int(artifact.positions_P[found.worst]),
-        relative_l2=artifact.relative_l2,
-        kl_mean=float(artifact.kl_P.mean()),
-        not_finite=found.not_finite,
-        ties=found.ties,
-        disagreements=found.disagreements,
-    )
 
 
 def extended(outcome: Outcome, kind: type[StretchFigures], **more: Any) -> Outcome:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Distances, Errors
 from blockexport.compare.core.tolerances import (
     LUCK,
@@ -80,59 +81,48 @@ def outside(artifact: Errors, floor: Floor) -> list[int]:
     return [int(p) for p in artifact.positions_P[~(artifact.max_P <= MAX_FACTOR.value * floor.max_P)]]
 
 
-@dataclass(frozen=True)
-class FloorVerdict:
-    """What a comparison with the floor found; the ratios are to be held against `rms_limit` and MAX_FACTOR."""
-
-    rms_ratio: float
-    rms_limit: float
-    max_ratio: float  # the largest over the positions
-    worst: int  # index of that position
-    outside: int  # how many positions are over the limit
-    positions: int
-    not_finite: list[int]  # positions
-    ties: list[int]
-    disagreements: list[int]  # top-1 differs by more than the limit of the largest difference allows
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything stayed within the floor."""
-        within = self.rms_ratio <= self.rms_limit and self.max_ratio <= MAX_FACTOR.value
-        return within and not self.not_finite and not self.disagreements
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether it fails by so few positions that it may be eager's luck there: a firmer floor must decide."""
-        return not self.passed and not self.not_finite and self.outside <= max(1, DOUBTFUL * self.positions)
-
-
-def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> FloorVerdict:
+def judge_errors(artifact: Errors, floor: Floor, *, has_top1: bool = True) -> StretchFigures:
     """Hold the artifact's errors against the floor, position by position and together.
 
-    A NaN or infinity fails whatever the ratios say (they are NaN then, and NaN is not within any limit).
+    A NaN or infinity fails whatever the ratios say (they are NaN then, and NaN is not within any limit). Another top-1
+    token is a disagreement where it differs by more than the limit of the largest difference allows.
     """
     ratio_P = artifact.max_P / floor.max_P
     other_P = (artifact.top1_P != artifact.reference_top1_P) & has_top1 & artifact.finite_P
     tie_P = other_P & (artifact.margin_P <= TIE_FACTOR.value * floor.max_P)
     worst = int(torch.nan_to_num(ratio_P, nan=torch.inf).argmax())
-    return FloorVerdict(
+    return StretchFigures(
+        positions=len(ratio_P),
+        first_position=int(artifact.positions_P.min()),
+        last_position=int(artifact.positions_P.max()),
+        rms=artifact.rms,
+        rms_floor=floor.rms,
         rms_ratio=artifact.rms / floor.rms,
         rms_limit=floor.rms_limit,
+        max=float(artifact.max_P.max()),
+        max_floor=float(floor.max_P.max()),
         max_ratio=float(ratio_P[worst]),
-        worst=worst,
-        outside=len(outside(artifact, floor)),
-        positions=len(ratio_P),
+        max_limit=MAX_FACTOR.value,
+        worst_position=int(artifact.positions_P[worst]),
+        relative_l2=artifact.relative_l2,
+        kl_mean=float(artifact.kl_P.mean()),
         not_finite=artifact.positions_P[~artifact.finite_P].tolist(),
         ties=artifact.positions_P[tie_P].tolist(),
         disagreements=artifact.positions_P[other_P & ~tie_P].tolist(),
     )
 
 
-def judge_by(artifact: Errors, floors: Iterable[Floor], *, has_top1: bool = True) -> tuple[FloorVerdict, Floor]:
+def doubtful(found: StretchFigures, artifact: Errors, floor: Floor) -> bool:
+    """Whether it fails by so few positions that it may be eager's luck there: a firmer floor must decide."""
+    few = len(outside(artifact, floor)) <= max(1, DOUBTFUL * found.positions)
+    return few and not found.passed and not found.not_finite
+
+
+def judge_by(artifact: Errors, floors: Iterable[Floor], *, has_top1: bool = True) -> tuple[StretchFigures, Floor]:
     """The verdict by the first floor, or by a firmer one that follows where that leaves a doubt; and which it was."""
     looks = iter(floors)
     floor = next(looks)
     found = judge_errors(artifact, floor, has_top1=has_top1)
-    while found.doubtful and (firmer := next(looks, None)) is not None:
+    while doubtful(found, artifact, floor) and (firmer := next(looks, None)) is not None:
         floor, found = firmer, judge_errors(artifact, firmer, has_top1=has_top1)
     return found, floor

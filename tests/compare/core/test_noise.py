@@ -117,7 +117,7 @@ def test_one_bad_logit_fails_and_is_named() -> None:
         bad = good.clone()
         bad[23, 7] = logits()[23, 7] + factor * MAX_FACTOR.value * floor.max_P[23]
         found = judge_errors(measure(bad, logits(), range(P)), floor)
-        assert found.worst == 23
+        assert found.worst_position == 23
         assert found.passed is passes
 
 

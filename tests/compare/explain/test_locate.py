@@ -82,9 +82,9 @@ def test_sites_are_found_without_names(bundles: dict[str, Path]) -> None:
     named, found = (
         map_sites(model.graph, 3) for model in (ir.load(bundles["fp32"] / ONNX_FILE), nameless(bundles["fp32"]))
     )
-    # Values inside a head's way to the cache have no role of their own; all others are found.
+    # Values inside a query's way to the operator have no role of their own; all others are found.
     for with_names, without in zip(named.layers, found.layers, strict=True):
-        assert set(with_names) - set(without) == {"q_heads", "k_heads", "q_rope"}
+        assert set(with_names) - set(without) == {"q_heads", "q_rope"}
     search = locate(ReplayGraph(nameless(bundles["fp32"]), bundles["fp32"]), evidence(bundles["fp32"]), looked=CALLS)
     assert search.location is None and search.reproduced
 
