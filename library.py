@@ -66,10 +66,8 @@ def compare_bundle(
         NotJudgedError: this machine or backend cannot answer.
         UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source.
     """
-    from blockexport.compare.changed_files import changed_files
     from blockexport.compare.judge import run_checks
-    from blockexport.compare.judged_bundle import bundle_options
-    from blockexport.compare.judged_source import open_source
+    from blockexport.compare.judged_bundle import bundle_options, changed_files, open_source
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder

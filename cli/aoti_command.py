@@ -57,7 +57,7 @@ def aoti(
 
 
 def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> ExitCode:
-    from blockexport.compare.judged_source import open_source
+    from blockexport.compare.judged_bundle import open_source
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest

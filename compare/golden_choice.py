@@ -21,16 +21,9 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
     width = context.expected[0].shape[1]
     positions = choose_positions(plan.prefill, total, width, last_logits_only=context.decoder.last_logits_only)
     where = {position: i for i, position in enumerate(context.reference_positions)}
-    stretches = [[p for p in context.observed(stretch) if p in where] for stretch in _stretches(context)]
-    floors = {stretch[0]: context.floor(stretch) for stretch in stretches if stretch}
-    limits = {
-        position: float(limit)
-        for stretch in stretches
-        if stretch
-        for position, limit in zip(stretch, floors[stretch[0]].max_P, strict=True)
-    }
-    sizes = [floor.rms for floor in floors.values()]
-    floor = context.floor(positions)
+    limits, floor = context.max_floor, context.floor(positions)
+    stretches = map(context.observed, (plan.prefill_positions, plan.decode_positions))
+    sizes = [context.floor(seen).rms for seen in stretches if seen]
     sizes += [floor.rms, context.artifact_errors.select(positions).rms]
     inputs = context.inputs(context.decoder, context.ids_S[:total])
     return GoldenVectors(
@@ -41,7 +34,3 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
         tolerance_P=torch.tensor([MAX_FACTOR.value * limits[position] for position in positions]),
         rms_tolerance=floor.rms_limit * max(sizes),
     )
-
-
-def _stretches(context: CheckContext) -> list[range]:
-    return [context.plan.prefill_positions, context.plan.decode_positions]

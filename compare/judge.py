@@ -231,7 +231,7 @@ def _rounds(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 def _positions(context: CheckContext) -> Positions:
     errors = context.artifact_errors
     positions = errors.positions_P.tolist()
-    max_floor = _max_floor(context)
+    max_floor = context.max_floor
     tokens = (errors.top1_P, errors.reference_top1_P, errors.margin_P)
     return Positions(
         positions,
@@ -242,14 +242,3 @@ def _positions(context: CheckContext) -> Positions:
         errors.kl_P.tolist(),
         *(tensor_P.tolist() for tensor_P in tokens if context.has_top1),
     )
-
-
-def _max_floor(context: CheckContext) -> dict[int, float]:
-    """What the verdict holds the largest difference at each position against, stretch by stretch."""
-    plan, found = context.plan, dict[int, float]()
-    last = plan.last_positions if context.to_last_slot else range(0)
-    for stretch in (last, plan.prefill_positions, plan.decode_positions):
-        seen = context.observed(stretch)
-        if seen:
-            found.update(zip(seen, context.floor(seen).max_P.tolist(), strict=True))
-    return found

@@ -1,4 +1,5 @@
-"""What a bundle's folder gives its judgement: the tokenizer, the weights in the file, the graph to look into."""
+"""What a bundle gives its judgement: tokenizer, weights and graph out of its folder, the checkpoint that it is held
+against, and whether its files are those that its manifest lists."""
 
 from __future__ import annotations
 
@@ -9,9 +10,15 @@ from typing import TYPE_CHECKING
 from blockexport.compare.audits.artifact_weights import artifact_weights
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.tokens import Encode
 from blockexport.compare.judge import JudgeOptions
-from blockexport.export.bundle.manifest import ONNX_FILE
+from blockexport.export.bundle.file_check import check_file
+from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest
+from blockexport.export.bundle.source_digest import source_digest
+from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
@@ -19,6 +26,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from blockexport.compare.explain.explain import Explanation
+
+_WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
 
 
 def bundle_options(
@@ -40,7 +49,7 @@ def bundle_options(
         backend=backend,
         checks=checks,
         decode_steps=decode_steps,
-        encode=_encoder(folder),
+        encode=BundleTokenizer(folder).encode if (folder / TOKENIZER).is_file() else None,
         text=text,
         token_ids=token_ids,
         weights=artifact_weights(package_folder or folder, backend_named(backend).file),
@@ -69,7 +78,75 @@ def _graph(folder: Path) -> ir.Graph:
     return onnx_ir.load(folder / ONNX_FILE).graph
 
 
-def _encoder(folder: Path) -> Encode | None:
-    if not (folder / "tokenizer.json").is_file():
-        return None
-    return BundleTokenizer(folder).encode
+def open_source(manifest: Manifest, model: str | None = None) -> Checkpoint:
+    """Open `model`, or the source the manifest records, whose bytes must be those of the export.
+
+    A model that was named may differ from the recorded source (the same weights in another file, or a suspect): what
+    it says is what the artifact is held against. Only its tensors must have the artifact's shapes.
+
+    Raises:
+        NotJudgedError: no model was named, and the recorded source is not there or has changed.
+        UsageError: the named model does not open, or is of another shape.
+    """
+    seed = manifest.source.seed or 0
+    if model is not None:
+        checkpoint = open_checkpoint(model, seed=seed)
+        _check_shapes(manifest, checkpoint, model)
+        return checkpoint
+    recorded = manifest.source.reference
+    try:
+        checkpoint = open_checkpoint(recorded, seed=seed)
+    except (UsageError, OSError) as error:
+        raise NotJudgedError(
+            f"the bundle's source {recorded} does not open ({error}): without it there is nothing to judge against. "
+            "Name the checkpoint with --model"
+        ) from error
+    if source_digest(checkpoint) != manifest.source.digest:
+        raise NotJudgedError(
+            f"{recorded} is no longer what the bundle was exported from: its config or weights have changed. "
+            "Export again, or name the checkpoint with --model"
+        )
+    return checkpoint
+
+
+def _check_shapes(manifest: Manifest, checkpoint: Checkpoint, model: str) -> None:
+    ours, theirs = expected_tensors(manifest.config), expected_tensors(checkpoint.config)
+    if ours == theirs:
+        return
+    name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+    shapes = [str(list(shapes[name])) if name in shapes else "absent" for shapes in (ours, theirs)]
+    raise UsageError(
+        f"{model} is another architecture than the bundle: {name} is {shapes[0]} in the bundle and {shapes[1]} there. "
+        "Name the checkpoint that the bundle was exported from"
+    )
+
+
+def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, ...]:
+    """One sentence on the files of `backend` that are not the manifest's by size or SHA-256, or none.
+
+    It bears on no verdict: what is judged is the file as it is, and a report that says so is what a hand-made change
+    deserves. An engine is not looked at here: opening it refuses another file than the manifest's.
+    """
+    judged = backend_named(backend).file
+    names = [] if judged is None else [judged]
+    if judged in _WITH_WEIGHTS and judged in manifest.files:
+        names += manifest.files[judged].made_from
+    if TOKENIZER in manifest.files:  # it chose the tokens; one that was added later is listed nowhere
+        names.append(TOKENIZER)
+    changed = [name for name in names if not _is_listed(folder / name, manifest.files.get(name))]
+    if not changed:
+        return ()
+    return (
+        f"the content of {' and '.join(changed)} is not what the manifest lists (by size or SHA-256): judged is what "
+        "lies there now",
+    )
+
+
+def _is_listed(path: Path, entry: FileEntry | None) -> bool:
+    if entry is None:
+        return False
+    try:
+        check_file(path, entry, whole=True)
+    except UsageError:
+        return False
+    return True

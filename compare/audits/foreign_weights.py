@@ -21,7 +21,7 @@ from blockexport.compare.core.immovable import same_bits
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.progress import Progress, silent
+from blockexport.models.progress import Progress, counted, silent
 
 _NAME = re.compile(r"(?:.*\.)?(model\.layers\.\d+\..+|model\.embed_tokens\..+|model\.norm\..+|lm_head\..+)")
 _GENAI = ((".attn.", ".self_attn."), (".MatMul.", "."), (".Add.", "."), (".layernorm.", "."))
@@ -100,13 +100,11 @@ def _hold(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress) 
     nameless = [_Piece(name) for name in weights.shapes if plain_name(name) is None]
     known, types = _by_beginning(weights, [*named.values(), *nameless])
     held, missing, used = Held(), [], set[_Piece]()
-    for done, name in enumerate(checkpoint.entries):
-        progress("weights", done, len(checkpoint.entries))
+    for name in counted(checkpoint.entries, "weights", progress):
         there = [piece for dtype in types for piece in _there(weights, converted(checkpoint, name, dtype), known)]
         used |= set(there)
         held.same += bool(there)
         missing += [] if there else [name]
-    progress("weights", len(checkpoint.entries), len(checkpoint.entries))
     left = [piece for piece in nameless if piece not in used]
     shapes = [checkpoint.entries[name].shape for name in missing]
     for name in missing:

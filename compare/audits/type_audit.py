@@ -7,7 +7,7 @@ whole stream between casts. The audit reads that off the graph; nothing is run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,6 @@ class TypeRow:
     found: dict[str, int]
     wanted: str
 
-    @property
-    def right(self) -> bool:
-        """Whether every value has the wanted type."""
-        return set(self.found) <= {self.wanted}
-
-    @property
-    def told(self) -> str:
-        """What was found, for people."""
-        return ", ".join(f"{count} in {kind}" for kind, count in self.found.items())
-
 
 @dataclass(frozen=True)
 class TypeAudit(Figures):
@@ -61,7 +51,11 @@ class TypeAudit(Figures):
     @property
     def problems(self) -> list[str]:
         """In words; empty when the graph is what it was asked to be."""
-        return [f"{row.role}: {row.told}, wanted {row.wanted}" for row in self.rows if not row.right]
+        return [
+            f"{row.role}: {', '.join(f'{count} in {kind}' for kind, count in row.found.items())}, wanted {row.wanted}"
+            for row in self.rows
+            if not set(row.found) <= {row.wanted}
+        ]
 
 
 def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -> TypeAudit:
@@ -75,15 +69,21 @@ def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -
     types = declared_types(graph)
     sites = map_sites(graph, num_hidden_layers)
     own, single = ir.DataType(precision.element.onnx).name, ir.DataType.FLOAT.name
+    norms, attentions = _nodes(graph, "RMSNormalization"), _nodes(graph, "Attention")
+
+    def of(values: Iterable[ir.Value | None]) -> dict[str, int]:
+        return _count(types[str(value.name)] for value in values if value is not None)
+
+    caches = [v for v in (*graph.inputs, *graph.outputs) if str(v.name).startswith(("past_key_values.", "present."))]
     rows = [
         TypeRow("weights", _count(_weight_types(graph)), own),
         TypeRow("residual stream", _count(types[name] for name in sites.streams if name in types), own),
-        TypeRow("norm inputs and outputs", _count(_norm_types(graph, types)), own),
+        TypeRow("norm inputs and outputs", of(v for n in norms for v in (n.inputs[0], n.outputs[0])), own),
         TypeRow("norm statistics", _count(_statistics(graph, types)), single),
-        TypeRow("RoPE", _count(types[_out(n)] for n in graph if n.op_type == "RotaryEmbedding"), single),
-        TypeRow("attention inputs and output", _count(_attention_types(graph, types)), own),
-        TypeRow("cache", _count(_cache_types(graph, types)), own),
-        TypeRow("output", _count(types[str(value.name)] for value in graph.outputs[:1]), own),
+        TypeRow("RoPE", of(node.outputs[0] for node in _nodes(graph, "RotaryEmbedding")), single),
+        TypeRow("attention inputs and output", of(v for n in attentions for v in (*n.inputs[:3], n.outputs[0])), own),
+        TypeRow("cache", of(caches), own),
+        TypeRow("output", of(graph.outputs[:1]), own),
     ]
     softmax = _count(_softmax_types(graph))
     if softmax:
@@ -118,12 +118,12 @@ def _output_type(node: ir.Node, types: dict[str, ir.DataType]) -> ir.DataType:
     return types.get("" if source is None else str(source.name), ir.DataType.UNDEFINED)
 
 
-def _count(types: Iterator[ir.DataType]) -> dict[str, int]:
+def _count(types: Iterable[ir.DataType]) -> dict[str, int]:
     return dict(Counter(dtype.name for dtype in types))
 
 
-def _out(node: ir.Node) -> str:
-    return str(node.outputs[0].name)
+def _nodes(graph: ir.Graph, op_type: str) -> list[ir.Node]:
+    return [node for node in graph if node.op_type == op_type]
 
 
 def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
@@ -137,13 +137,6 @@ def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
                 yield value.dtype
 
 
-def _norm_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
-    for node in graph:
-        if node.op_type == "RMSNormalization" and node.inputs[0] is not None:
-            yield types[str(node.inputs[0].name)]
-            yield types[_out(node)]
-
-
 def _statistics(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
     """Of a fused norm what `stash_type` says; of one spelled out, the type of its mean."""
     for node in graph:
@@ -151,20 +144,7 @@ def _statistics(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.D
             stash = node.attributes.get("stash_type")
             yield ir.DataType.FLOAT if stash is None else ir.DataType(stash.as_int())
         elif node.op_type == "ReduceMean":
-            yield types[_out(node)]
-
-
-def _attention_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
-    for node in graph:
-        if node.op_type == "Attention":
-            yield from (types[str(value.name)] for value in node.inputs[:3] if value is not None)
-            yield types[_out(node)]
-
-
-def _cache_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
-    for value in (*graph.inputs, *graph.outputs):
-        if str(value.name).startswith(("past_key_values.", "present.")):
-            yield types[str(value.name)]
+            yield types[str(node.outputs[0].name)]
 
 
 def _softmax_types(graph: ir.Graph) -> Iterator[ir.DataType]:
@@ -177,5 +157,5 @@ def _softmax_types(graph: ir.Graph) -> Iterator[ir.DataType]:
 def _narrows_or_widens(node: ir.Node, types: dict[str, ir.DataType]) -> bool:
     if node.op_type != "Cast" or node.inputs[0] is None:
         return False
-    before, after = types[str(node.inputs[0].name)], types[_out(node)]
+    before, after = types[str(node.inputs[0].name)], types[str(node.outputs[0].name)]
     return before in _FLOATS and after in _FLOATS and before != after

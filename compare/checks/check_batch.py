@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext, Row
-from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
+from blockexport.compare.core.evidence import called
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended, judge_stretch
 from blockexport.compare.core.logit_distance import Distances, Errors, measure
@@ -124,8 +124,8 @@ def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) ->
     where = {p: i for i, p in enumerate(context.reference_positions)}
     inputs = context.inputs(decoder, context.ids_S[None])
     decoder.reset(1)
-    for call in calls_of([CHUNK] * -(-slots // CHUNK), slots):
-        decoder.prefill(inputs[:, call.start : call.stop])
+    for _ in called(decoder, inputs, calls_of([CHUNK] * -(-slots // CHUNK), slots)):
+        pass
     copy_to_rows(decoder, torch.tensor(starts))
     parts: list[list[Errors]] = [[] for _ in starts]
     for step in range(LATE_STEPS):
@@ -145,20 +145,13 @@ def _padded(row: Row, width: int, vocab_size: int) -> torch.Tensor:
 
 def _run(context: CheckContext, decoder: Decoder) -> list[Errors]:
     """Errors of each row at the positions the decoder gives outputs for; padding is left out."""
-    rows, expected = context.rows, context.expected[1:]
-    prompts = [row.prompt for row in rows]
-    width = max(prompts)
-    padded_BS = torch.stack([_padded(row, width, context.config.vocab_size) for row in rows])
-    decoder.reset(len(rows))
-    outputs_BSV = decoder.prefill(context.inputs(decoder, padded_BS), torch.tensor(prompts))
-    parts: list[list[Errors]] = [[] for _ in rows]
-    for i, prompt in enumerate(prompts):
-        given = decoder.interface.ends.told(prompt)
-        parts[i].append(measure(outputs_BSV[i, : len(given)], expected[i][given.start : given.stop], given))
-    for step in range(len(rows[0].ids_S) - prompts[0]):
-        token_B1 = torch.stack([row.ids_S[row.prompt + step] for row in rows])[:, None]
-        outputs_B1V = decoder.step(context.inputs(decoder, token_B1))
-        for i, prompt in enumerate(prompts):
-            position = prompt + step
-            parts[i].append(measure(outputs_B1V[i], expected[i][position : position + 1], [position]))
-    return [Errors.join(part) for part in parts]
+    rows, prompts = context.rows, [row.prompt for row in context.rows]
+    width, vocab_size = max(prompts), context.config.vocab_size
+    given_BS = torch.stack([torch.cat([_padded(row, width, vocab_size), row.ids_S[row.prompt :]]) for row in rows])
+    found = []
+    for row, outputs_PV, expected_PV in zip(
+        rows, context.run_rows(decoder, given_BS, prompts, width), context.expected[1:], strict=True
+    ):
+        positions = range(decoder.interface.ends.told(row.prompt).start, len(row.ids_S))
+        found.append(measure(outputs_PV, expected_PV[positions.start :], positions))
+    return found

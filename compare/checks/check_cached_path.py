@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.judge_positions import judge_stretch, with_not_finite
 from blockexport.compare.core.position_plan import calls_of

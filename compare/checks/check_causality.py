@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.tolerances import UNCHANGED
 from blockexport.models.checkpoints.tensor_names import EMBEDDING

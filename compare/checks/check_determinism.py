@@ -8,10 +8,9 @@ from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import gather
-from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import same_bits
 from blockexport.compare.core.position_plan import calls_of

@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended, judge_stretch
 from blockexport.compare.core.logit_distance import Distances, measure
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.reference import Reference
+from blockexport.models.progress import counted
 
 PROMPT = 24
 TOKENS = 40
@@ -75,9 +75,8 @@ def _generate(context: CheckContext, prompt_S: torch.Tensor, steps: int) -> torc
     """Logits [steps, V], each but the first after the likeliest token (the lowest id among equals) of those before."""
     decoder = context.decoder
     decoder.reset(1)
-    logits = [decoder.prefill(prompt_S[None])[0, -1].cpu().clone()]
-    for i in range(1, steps):
-        context.progress("greedy: step", i, steps)
-        logits.append(decoder.step(logits[-1].argmax()[None, None])[0, -1].cpu().clone())
-    context.progress("greedy: step", steps, steps)
+    given, logits = prompt_S[None], list[torch.Tensor]()
+    for _ in counted(range(steps), "greedy: step", context.progress):
+        logits.append(decoder.prefill(given)[0, -1].cpu().clone())
+        given = logits[-1].argmax()[None, None]
     return torch.stack(logits)

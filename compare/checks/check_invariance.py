@@ -8,9 +8,8 @@ from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
@@ -77,9 +76,4 @@ def _run(context: CheckContext, decoder: Decoder, shifts: Sequence[int]) -> torc
     rows.insert(row, ids_S)
     # A row's prompt, or padding, goes on with its first tokens; the steps give every row its last ones.
     given_BS = torch.stack([torch.cat([ids.repeat(2)[:width], ids[-STEPS:]]) for ids in rows])
-    inputs = context.inputs(decoder, given_BS)
-    decoder.reset(len(rows))
-    outputs = decoder.prefill(inputs[:, :width], torch.tensor(prompts))[row, :prompt].cpu()
-    parts = [outputs]
-    parts += [decoder.step(inputs[:, i : i + 1])[row].cpu() for i in range(width, width + STEPS)]
-    return torch.cat(parts)
+    return context.run_rows(decoder, given_BS, prompts, width)[row]

@@ -7,9 +7,8 @@ from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls, prompt_and_steps
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
@@ -82,14 +81,11 @@ def _run(context: CheckContext, decoder: Decoder, shift: int) -> _Run:
     stop, width = length + pad + 1, length + pad
     ids_S = context.ids_S[:stop]
     junk = (ids_S[length:width] + shift) % context.config.vocab_size
-    inputs = context.inputs(decoder, torch.cat([ids_S[:length], junk, ids_S[length:]])[None])
-    decoder.reset(1)
-    outputs = decoder.prefill(inputs[:, :width], torch.tensor([length]))[0, :length]
+    given_S = torch.cat([ids_S[:length], junk, ids_S[length:]])
+    (outputs_PV,) = context.run_rows(decoder, given_S[None], [length], width)
     first = decoder.interface.ends.told(length).start
-    parts = [outputs.cpu()]
-    parts += [decoder.step(inputs[:, i : i + 1])[0].cpu() for i in range(width, width + pad + 1)]
     slots = slots_of_row(decoder, stop)
-    return _Run(list(range(first, stop)), torch.cat(parts), slots)
+    return _Run(list(range(first, stop)), outputs_PV, slots)
 
 
 def _errors(context: CheckContext, run: _Run) -> Errors:

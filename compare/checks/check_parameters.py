@@ -16,6 +16,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.figures import Figures
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.arithmetic import count_parameters
+from blockexport.models.progress import counted
 
 DESCRIBED = 3  # tensors whose difference is described; finding whose values one holds reads many others
 
@@ -120,8 +121,7 @@ def _wrong_values(
     differing: list[str] = []
     said: list[str] = []
     retyped: list[str] = []
-    for done, name in enumerate(names):
-        context.progress("weights", done, len(names))
+    for name in counted(names, "weights", context.progress):
         found = weights.read(name)
         if found.dtype != own:
             retyped.append(name)
@@ -129,7 +129,6 @@ def _wrong_values(
             differing.append(name)
             if len(differing) <= DESCRIBED:
                 said.append(describe_difference(found, context.checkpoint, name, wanted))
-    context.progress("weights", len(names), len(names))
     more = len(differing) - len(said)
     if more:
         said.append("1 weight more differs" if more == 1 else f"{more:,} weights more differ")

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from blockexport.compare.core.check import Check, Kind, Outcome
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls
+from blockexport.compare.core.evidence import called
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
@@ -51,7 +51,7 @@ def slots(context: CheckContext) -> Outcome:
     calls = slot_calls(len(context.ids_S))
     inputs = context.inputs(decoder, context.ids_S[None, : calls[-1].stop])
     decoder.reset(1)
-    outputs = torch.cat([decoder.prefill(inputs[:, call.start : call.stop])[0].cpu() for call in calls])
+    outputs = torch.cat([said.cpu() for _, said in called(decoder, inputs, calls)])
     written = slots_of_row(decoder, calls[-1].stop)
     result = _against_eager(context, calls, written)
     poisoned, complaints = _poisoned_run(decoder, inputs, calls)
@@ -78,11 +78,11 @@ def slot_calls(length: int) -> list[range]:
 def _reads(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range], outputs: torch.Tensor) -> bool:
     """Whether other keys and values in the slots before the last call move its outputs, as they must."""
     decoder.reset(1)
-    for call in calls[:-1]:
-        decoder.prefill(inputs[:, call.start : call.stop])
+    for _ in called(decoder, inputs, calls[:-1]):
+        pass
     mark_slots(decoder, SEEN)
-    marked = decoder.prefill(inputs[:, calls[-1].start : calls[-1].stop])[0].cpu()
-    return has_moved(moved_by(outputs[-len(marked) :], marked))
+    ((_, marked),) = called(decoder, inputs, calls[-1:])
+    return has_moved(moved_by(outputs[-len(marked) :], marked.cpu()))
 
 
 def _poison(decoder: Decoder) -> Mark:
@@ -96,8 +96,8 @@ def _poisoned_run(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range]
     before = slots_of_row(decoder, 0)
     outputs: list[torch.Tensor] = []
     complaints: list[str] = []
-    for call in calls:
-        outputs.append(decoder.prefill(inputs[:, call.start : call.stop])[0].cpu())
+    for call, (_, said) in zip(calls, called(decoder, inputs, calls), strict=True):
+        outputs.append(said.cpu())
         after = slots_of_row(decoder, call.stop)
         names = [name for name, _ in cache_tensors(decoder)]
         changed = [
@@ -116,8 +116,8 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
     eager, positions = context.eager, range(calls[-1].stop)
     inputs = context.inputs(eager, context.ids_S[None, : positions.stop])
     eager.reset(1)
-    for call in calls:
-        eager.prefill(inputs[:, call.start : call.stop])
+    for _ in called(eager, inputs, calls):
+        pass
     cached = slots_of_row(eager, positions.stop)
     exact = context.reference.keys_values(context.ids_S[: positions.stop], progress=context.progress)[0]
     once = [[measure_distances(given, wanted, positions)] for given, wanted in zip(cached, exact, strict=True)]

@@ -21,7 +21,7 @@ from blockexport.models.block.rope import rope_table, rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.interface import Ends
-from blockexport.models.progress import Progress, silent
+from blockexport.models.progress import Progress, counted, silent
 
 VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
 
@@ -129,7 +129,6 @@ class CachedPath:
 
         Layers before the first that a case touches are run once for all such cases.
         """
-        layers = self.config.num_hidden_layers
         # Calls before any of the defects acts are the same for all cases, and are run once.
         starts = [case.first_position for case in cases if case.defect is not NOTHING_WRONG]
         late = 0 if any(case.nudge is not None for case in cases) else min(starts, default=0)
@@ -138,12 +137,10 @@ class CachedPath:
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
         head_TD, entering_TD = embedded[:begin], embedded[begin:]
         tails = [entering_TD for _ in cases]
-        for layer in range(layers):
-            progress(label, layer, layers)
+        for layer in counted(range(self.config.num_hidden_layers), label, progress):
             block = make_block(self.checkpoint, layer, self.dtype)
             head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
             tails = self._tails(block, layer, cases, tails, past)
-        progress(label, layers, layers)
         return self._outputs(cases, [torch.cat((head_TD, x_TD)) for x_TD in tails], positions)
 
     @torch.no_grad()
@@ -157,8 +154,7 @@ class CachedPath:
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
         empty, streams = self._empty(), list[torch.Tensor]()
         left = dict.fromkeys(range(layers), empty)
-        for done, call in enumerate(self.calls):
-            progress("explain: trying exchanged caches, call", done, len(self.calls))
+        for call in counted(self.calls, "explain: trying exchanged caches, call", progress):
             x_SD, made = embedded[call.start : call.stop], dict[int, Past]()
             for layer in range(layers):
                 block = make_block(self.checkpoint, layer, self.dtype)
@@ -169,7 +165,6 @@ class CachedPath:
                 made[layer] = (past[0], past[1])
             left = made
             streams.append(x_SD)
-        progress("explain: trying exchanged caches, call", len(self.calls), len(self.calls))
         return self._outputs([case], [torch.cat(streams)], positions)[0]
 
     def _outputs(

@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from blockexport.compare.core.figures import Figures, StretchFigures
+from blockexport.compare.core.position_plan import calls_of
 from blockexport.models.errors import ArtifactError
 
 if TYPE_CHECKING:
     from blockexport.compare.core.context import CheckContext
-    from blockexport.compare.core.failing_calls import FailingCalls
+
+STEPS = 6  # after a prompt that failed
 
 
 class Verdict(StrEnum):
@@ -97,9 +101,31 @@ class Outcome:
         return CheckResult(entry, Verdict.PASS, self.message, self.figures)
 
 
+@dataclass(frozen=True)
+class FailingCalls:
+    """The calls in which a check saw an artifact fail, as one row that can be walked again and looked into.
+
+    Attributes:
+        ids_S: int64, the tokens.
+        calls: the positions of each call in turn.
+        what: whose calls they are, for people.
+        within: what it means when everything on the walk stays within the floor although the check failed.
+    """
+
+    ids_S: torch.Tensor
+    calls: Sequence[range]
+    what: str
+    within: str
+
+
+def prompt_and_steps(ids_S: torch.Tensor, prompt: int, what: str, within: str, steps: int = STEPS) -> FailingCalls:
+    """A prompt in one call and single steps after it, as many as there are tokens for."""
+    return FailingCalls(ids_S, calls_of((prompt, *(1,) * steps), len(ids_S)), what, within)
+
+
 CheckFunction = Callable[["CheckContext"], Outcome]
 Applicable = Callable[["CheckContext"], "str | None"]
-CallsOf = Callable[["CheckContext", "Figures | None"], "FailingCalls | None"]
+CallsOf = Callable[["CheckContext", Figures | None], FailingCalls | None]
 
 
 @dataclass(frozen=True)

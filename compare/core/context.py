@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blockexport.compare.core.evidence import fed
+from blockexport.compare.core.evidence import called, fed
 from blockexport.compare.core.logit_distance import Distances, Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
@@ -19,7 +19,7 @@ from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.watched import Watched
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
-from blockexport.models.progress import Progress, silent
+from blockexport.models.progress import Progress, counted, silent
 from blockexport.runtime.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -228,6 +228,17 @@ class CheckContext:
         return first if len(self._looks.made) == 1 else next(floors)
 
     @property
+    def max_floor(self) -> dict[int, float]:
+        """What the verdict holds the largest difference at each position against, stretch by stretch."""
+        last = self.plan.last_positions if self.to_last_slot else range(0)
+        found = dict[int, float]()
+        for stretch in (last, self.plan.prefill_positions, self.plan.decode_positions):
+            seen = self.observed(stretch)
+            if seen:
+                found.update(zip(seen, self.floor(seen).max_P.tolist(), strict=True))
+        return found
+
+    @property
     def _plan_calls(self) -> list[range]:
         return self.plan.calls(to_last_slot=self.to_last_slot)
 
@@ -247,15 +258,32 @@ class CheckContext:
         decoder.reset(1)
         parts: list[Errors] = []
         not_finite: list[int] = []
-        for i, call in enumerate(calls):
-            self.progress(f"{label}: call", i, len(calls))
-            outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
-            given = list(call)[-outputs_SV.shape[0] :]
+        for given, outputs_SV in called(decoder, inputs, counted(calls, f"{label}: call", self.progress)):
             finite_S = outputs_SV.isfinite().all(-1).tolist()
             not_finite += [p for p, finite in zip(given, finite_S, strict=True) if not finite]
             kept = [(row, p) for row, p in enumerate(given) if p in where]
             if kept:
                 rows, seen = zip(*kept, strict=True)
                 parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in seen]], seen))
-        self.progress(f"{label}: call", len(calls), len(calls))
         return Walk(Errors.join(parts), not_finite)
+
+    def run_rows(
+        self, decoder: Decoder, ids_BS: torch.Tensor, prompts: Sequence[int], width: int
+    ) -> list[torch.Tensor]:
+        """Outputs [P, V] of each row of a batch: of its prompt, as far as `decoder` gives them, and of each step after.
+
+        Args:
+            decoder: the artifact, or eager.
+            ids_BS: `width` tokens of each row, of which those behind its prompt are padding, and one for each step.
+            prompts: valid tokens of each row.
+            width: columns of the prefill.
+        """
+        inputs = self.inputs(decoder, ids_BS)
+        decoder.reset(len(prompts))
+        outputs_BSV = decoder.prefill(inputs[:, :width], torch.tensor(prompts))
+        parts = [[outputs_BSV[row, :prompt].cpu()] for row, prompt in enumerate(prompts)]
+        for i in range(width, ids_BS.shape[1]):
+            outputs_B1V = decoder.step(inputs[:, i : i + 1]).cpu()
+            for row, part in enumerate(parts):
+                part.append(outputs_B1V[row].clone())
+        return [torch.cat(part) for part in parts]

@@ -13,8 +13,11 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
+from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.mlp import SwiGLU
+from blockexport.models.block.norm import RMSNorm
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.config.model_config import ModelConfig
 
@@ -38,6 +41,17 @@ class LayerBlock(Block):
         super().__init__(config, layer)
         self.config = config
         self.window = config.window_of(layer)
+
+
+def block_with(
+    *, attention: type[Attention] = Attention, mlp: type[SwiGLU] = SwiGLU, norm: type[RMSNorm] = RMSNorm
+) -> type[LayerBlock]:
+    """A block with another class for one of its parts."""
+
+    class WrongPart(LayerBlock):
+        attention_class, mlp_class, norm_class = attention, mlp, norm
+
+    return WrongPart
 
 
 class StepBlock(LayerBlock):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.interface import Interface
-from blockexport.models.progress import Progress, silent
+from blockexport.models.progress import Progress, counted, silent
 from blockexport.runtime.decoder import Decoder
 
 
@@ -161,8 +161,19 @@ def gather(
         twice: run everything again, to see whether the artifact repeats itself.
         progress: told of the calls done, and later of eager's layers.
     """
-    first, kept = _run(decoder, checkpoint, ids_S, calls, positions, progress)
-    again = _run(decoder, checkpoint, ids_S, calls, positions, progress)[0] if twice else None
+    inputs, wanted = fed(checkpoint, decoder.interface, ids_S[None]), set(positions)
+
+    def run() -> tuple[list[int], torch.Tensor]:
+        kept, outputs = [], []
+        decoder.reset(1)
+        for given, outputs_PV in called(decoder, inputs, counted(calls, "explain: the artifact, call", progress)):
+            for position, output_V in zip(given, outputs_PV, strict=True):
+                if position in wanted:
+                    kept.append(position)
+                    outputs.append(output_V.clone())
+        return kept, torch.stack(outputs)
+
+    kept, first = run()
     return Evidence(
         checkpoint=checkpoint,
         ids_S=ids_S,
@@ -170,7 +181,7 @@ def gather(
         positions=kept,
         outputs_PV=first,
         interface=replace(decoder.interface, config=checkpoint.config),
-        repeated_PV=again,
+        repeated_PV=run()[1] if twice else None,
         progress=progress,
     )
 
@@ -180,23 +191,13 @@ def fed(checkpoint: Checkpoint, interface: Interface, ids: torch.Tensor) -> torc
     return checkpoint.read(EMBEDDING)[ids].to(interface.dtype) if interface.ends.headless else ids
 
 
-def _run(
-    decoder: Decoder,
-    checkpoint: Checkpoint,
-    ids_S: torch.Tensor,
-    calls: Sequence[range],
-    positions: Sequence[int],
-    progress: Progress,
-) -> tuple[torch.Tensor, list[int]]:
-    inputs = fed(checkpoint, decoder.interface, ids_S[None])
-    wanted, kept, outputs = set(positions), [], []
-    decoder.reset(1)
-    for done, call in enumerate(calls):
-        progress("explain: the artifact, call", done, len(calls))
-        outputs_SV = decoder.prefill(inputs[:, call.start : call.stop])[0]
-        for row, position in enumerate(list(call)[-len(outputs_SV) :]):
-            if position in wanted:
-                kept.append(position)
-                outputs.append(outputs_SV[row].clone())
-    progress("explain: the artifact, call", len(calls), len(calls))
-    return torch.stack(outputs), kept
+def called(
+    decoder: Decoder, inputs_1S: torch.Tensor, calls: Iterable[range]
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Feed one row call by call: the positions of each that have outputs, and those [P, V] while the call is done.
+
+    The cache is left as it is before the first call.
+    """
+    for call in calls:
+        outputs_PV = decoder.prefill(inputs_1S[:, call.start : call.stop])[0]
+        yield list(call)[-len(outputs_PV) :], outputs_PV

@@ -20,7 +20,7 @@ from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import FINAL_NORM
 from blockexport.models.interface import Ends
-from blockexport.models.progress import Progress, silent
+from blockexport.models.progress import Progress, counted, silent
 
 QUERY_BLOCK = 128  # queries whose scores exist at a time: [N, 128, S] and never [N, S, S]
 TOKEN_BLOCK = 1024  # tokens in the MLP's wide middle at a time
@@ -115,19 +115,17 @@ class Reference:
     ) -> list[list[torch.Tensor]]:
         """What the cache has to hold, for each of `nudges`: keys (after RoPE) and values [S, K * H] of each layer in
         turn, in `dtype`."""
-        layers, positions_1S = self.config.num_hidden_layers, torch.arange(len(ids_S))[None]
+        positions_1S = torch.arange(len(ids_S))[None]
         streams = [self._embed([ids_S])[0] for _ in nudges]
         cos, sin = rope_table(self.config, len(ids_S))
         found: list[list[torch.Tensor]] = [[] for _ in nudges]
-        for i in range(layers):
-            progress("keys and values: layer", i, layers)
+        for i in counted(range(self.config.num_hidden_layers), "keys and values: layer", progress):
             block = self._block(i)
             for run, nudge in enumerate(nudges):
                 x_TD = streams[run] if nudge is None else nudge(streams[run])
                 _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
                 found[run] += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
                 streams[run] = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
-        progress("keys and values: layer", layers, layers)
         return found
 
     def values(self, ids_S: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -213,16 +211,3 @@ def _note_input(found: Noted, name: str) -> Callable[[torch.nn.Module, tuple[tor
 
 def _note_output(found: Noted, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
     return lambda module, inputs, output: found.append((name, output))
-
-
-def reference_logits(
-    checkpoint: Checkpoint,
-    input_ids_BS: torch.Tensor,
-    positions: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.float64,
-    progress: Progress = silent,
-) -> torch.Tensor:
-    """Logits [B, len(positions), V] of whole sequences (all positions when None), each row on its own."""
-    rows = list(input_ids_BS)
-    keep = list(range(input_ids_BS.shape[1])) if positions is None else list(positions)
-    return torch.stack(Reference(checkpoint, dtype).run(rows, [keep] * len(rows), progress))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from blockexport.compare.core.defect import Defect, LayerBlock
+from blockexport.compare.core.defect import Defect, block_with
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.norm import RMSNorm
@@ -21,40 +21,41 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
         Defect(
             "heads_viewed",
             "q, k and v are viewed as (B, heads, S, H) where a transpose belongs, which mixes positions and heads",
-            _with(_Viewed),
+            block_with(attention=_Viewed),
         ),
-        Defect("merge_viewed", "attention's heads are joined by a view without the transpose", _with(_MergeViewed)),
-        Defect("scale_missing", "attention scores lack their 1/sqrt(H)", _with(_scaled(0))),
-        Defect("scale_twice", "attention scores are divided by sqrt(H) twice", _with(_scaled(2))),
-        Defect("softmax_half", "softmax is taken in half precision", _with(_HalfSoftmax), coarse=True),
+        Defect(
+            "merge_viewed",
+            "attention's heads are joined by a view without the transpose",
+            block_with(attention=_MergeViewed),
+        ),
+        Defect("scale_missing", "attention scores lack their 1/sqrt(H)", block_with(attention=_scaled(0))),
+        Defect("scale_twice", "attention scores are divided by sqrt(H) twice", block_with(attention=_scaled(2))),
+        Defect("softmax_half", "softmax is taken in half precision", block_with(attention=_HalfSoftmax), coarse=True),
         Defect("k_v_swapped", "the weights of k_proj and v_proj are swapped", edit=_swap_k_v),
     ]
     if 1 < config.num_key_value_heads < config.num_attention_heads:
         cause = "K/V heads are tiled (0, 1, 0, 1) instead of repeated (0, 0, 1, 1) for the query heads"
-        found.append(Defect("heads_tiled", cause, _with(_Tiled)))
+        found.append(Defect("heads_tiled", cause, block_with(attention=_Tiled)))
     if config.qk_norm:
         found += [
             Defect("qk_norm_dropped", "QK-norm is dropped", edit=_drop_qk_norm),
-            Defect("qk_norm_after_rope", "QK-norm comes after RoPE instead of before it", _with(_LateNorm)),
+            Defect(
+                "qk_norm_after_rope", "QK-norm comes after RoPE instead of before it", block_with(attention=_LateNorm)
+            ),
         ]
     return found + _bias_defects(config)
 
 
 def scaled_by(times: float) -> Defect:
     """Scores that are some factor too large, as it was measured."""
-    return Defect("scale_times", f"attention scores are {times:.6g} times too large", _with(_scaled(1, times)))
+    return Defect(
+        "scale_times", f"attention scores are {times:.6g} times too large", block_with(attention=_scaled(1, times))
+    )
 
 
 def is_scale(config: ModelConfig, times: float) -> bool:
     """Whether a factor is that of `scale_missing` or `scale_twice`, as near as half precision tells."""
     return any(math.isclose(times, config.head_dim**power, rel_tol=0.01) for power in (0.5, -0.5))
-
-
-def _with(kind: type[Attention]) -> type[LayerBlock]:
-    class WrongAttention(LayerBlock):
-        attention_class = kind
-
-    return WrongAttention
 
 
 def _bias_defects(config: ModelConfig) -> list[Defect]:

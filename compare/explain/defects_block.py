@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from blockexport.compare.core.defect import Defect, LayerBlock, final_norm
+from blockexport.compare.core.defect import Defect, LayerBlock, block_with, final_norm
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.layer_inputs import Step
@@ -25,8 +25,9 @@ GUESSED = 7  # layers whose order is guessed at, three defects each
 
 def norm_defects(config: ModelConfig) -> list[Defect]:
     """Wrong statistics, epsilon or gain, in every norm."""
+    half = block_with(attention=_HalfNormAttention, norm=_HalfNorm)
     found = [
-        Defect("norm_half", "norm statistics are taken in half precision", _HalfNormBlock, norm=half_norm, coarse=True),
+        Defect("norm_half", "norm statistics are taken in half precision", half, norm=half_norm, coarse=True),
         Defect("gain_plus_one", "norms multiply by 1 + w where w belongs", edit=_gain_plus_one, norm=_plus_one_norm),
         Defect("final_norm_dropped", "the final norm is dropped", norm=lambda x, weight, eps: x),
     ]
@@ -79,11 +80,6 @@ class _HalfNormAttention(Attention):
     norm_class = _HalfNorm
 
 
-class _HalfNormBlock(LayerBlock):
-    norm_class = _HalfNorm
-    attention_class = _HalfNormAttention
-
-
 def _norms(block: Block) -> list[RMSNorm]:
     return [module for module in block.modules() if isinstance(module, RMSNorm)]
 
@@ -129,10 +125,7 @@ def _activated(act: Callable[[torch.Tensor], torch.Tensor]) -> type[LayerBlock]:
             out_TD: torch.Tensor = self.down_proj(act(self.gate_proj(x_TD)) * self.up_proj(x_TD))
             return out_TD
 
-    class WrongActivation(LayerBlock):
-        mlp_class = WrongMLP
-
-    return WrongActivation
+    return block_with(mlp=WrongMLP)
 
 
 def _swap_gate_up(block: Block) -> None:

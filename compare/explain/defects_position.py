@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from blockexport.compare.core.defect import CachePlace, CacheReads, Defect, LayerBlock, StepBlock
+from blockexport.compare.core.defect import CachePlace, CacheReads, Defect, LayerBlock, StepBlock, block_with
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
@@ -133,10 +133,7 @@ def _stale(position: int | None) -> type[LayerBlock]:
             written[:, :, position] = past_BKMH[:, :, position]
             return written
 
-    class Stale(LayerBlock):
-        attention_class = StaleAttention
-
-    return Stale
+    return block_with(attention=StaleAttention)
 
 
 def rope_defects(config: ModelConfig) -> list[Defect]:
@@ -149,7 +146,7 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
         ),
         Defect("rope_missing", "RoPE is missing", _turned(lambda x, positions, cos, sin: x)),
         Defect("rope_backwards", "RoPE turns backwards: the sign of the sine is wrong", _turned(_backwards)),
-        Defect("rope_on_v", "RoPE is applied to v as well", _RopeOnV),
+        Defect("rope_on_v", "RoPE is applied to v as well", block_with(attention=_RopeOnV)),
         Defect("position_ahead", "in decode the positions given to RoPE are one too high", _decode_positions(1)),
         Defect("position_behind", "in decode the positions given to RoPE are one too low", _decode_positions(-1)),
     ]
@@ -189,10 +186,7 @@ def _turned(turn: Turn) -> type[LayerBlock]:
         ) -> torch.Tensor:
             return turn(x_BNSH, position_ids_BS, cos, sin)
 
-    class WrongTurnBlock(LayerBlock):
-        attention_class = WrongTurn
-
-    return WrongTurnBlock
+    return block_with(attention=WrongTurn)
 
 
 def _interleaved(
@@ -212,16 +206,12 @@ def _backwards(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin:
     return rotary_embedding(x, cos, -sin, positions)
 
 
-class _RopeOnVAttention(Attention):
+class _RopeOnV(Attention):
     def project(
         self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q_BNSH, k_BKSH, v_BKSH = super().project(x_TD, position_ids_BS, cos, sin)
         return q_BNSH, k_BKSH, self.turn(v_BKSH, position_ids_BS, cos, sin)
-
-
-class _RopeOnV(LayerBlock):
-    attention_class = _RopeOnVAttention
 
 
 def _decode_positions(by: int) -> type[LayerBlock]:

@@ -24,7 +24,7 @@ from blockexport.compare.core.tolerances import EXPLAINED, MAX_FACTOR, NAMED_FAC
 from blockexport.compare.explain.defects import DROPOUT, DROPOUT_CAUSE, catalogue
 from blockexport.compare.explain.diagnosis import Diagnosis, TriedDefect
 from blockexport.compare.explain.graph_values import DOUBT
-from blockexport.compare.explain.screen import Specimen, plausible, screen, share_of
+from blockexport.compare.explain.screen import Specimen, plausible, screen, share_of, usual_share
 
 NEAR = 0.1  # of the artifact's error: a defect that leaves more is no hint
 CANDIDATES = 6  # defects that get as far as float64
@@ -210,10 +210,7 @@ class _Trial:
         artifact, exact = self.evidence.outputs_PV, self.evidence.exact_PV
         shares = [share_of(_rms(artifact, output), _rms(artifact, exact))]
         if case.defect.coarse:
-            medians = (
-                (artifact.double() - other.double()).square().mean(-1).sqrt().median() for other in (output, exact)
-            )
-            shares.append(share_of(*map(float, medians)))
+            shares.append(usual_share(artifact, output, exact))
         return min(shares)
 
     def _dropout(self) -> list[TriedDefect]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from blockexport.compare.checks.catalogue import choose_checks
-from blockexport.compare.core.check import CheckResult, Kind, Verdict
+from blockexport.compare.core.check import CheckResult, FailingCalls, Kind, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, Ground, gather
-from blockexport.compare.core.failing_calls import FailingCalls
 from blockexport.compare.core.logit_distance import Distances
 from blockexport.compare.core.noise import outside
 from blockexport.compare.core.position_plan import CHUNK

@@ -19,6 +19,7 @@ from blockexport.compare.core.tolerances import REPLAYED, SITE_FACTOR
 from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
+from blockexport.models.progress import counted
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -213,8 +214,7 @@ def _walk(
     where = {p: i for i, p in enumerate(evidence.positions)}
     walk = _Walk(torch.full_like(evidence.outputs_PV, torch.nan))
     inside.decoder.reset(1)
-    for done, call in enumerate(evidence.calls):
-        evidence.progress("explain: replaying, call", done, len(evidence.calls))
+    for call in counted(evidence.calls, "explain: replaying, call", evidence.progress):
         if call in suspects and (walk.location is None or to_the_end):
             outputs_SV, found = inside.look(call, inputs)
             walk.rows += found
@@ -224,7 +224,6 @@ def _walk(
         for row, position in enumerate(list(call)[-len(outputs_SV) :]):
             if position in where:
                 walk.replayed_PV[where[position]] = outputs_SV[row]
-    evidence.progress("explain: replaying, call", len(evidence.calls), len(evidence.calls))
     return walk
 
 

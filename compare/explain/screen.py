@@ -17,6 +17,7 @@ from blockexport.compare.core.defect import Defect, LayerBlock
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudge, Nudges
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.progress import counted
 
 Values = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The stream [T, D] that leaves a layer, and its keys and values [1, K, M, H] after the call."""
@@ -68,18 +69,16 @@ def screen(specimen: Specimen, evidence: Evidence, defects: Sequence[Defect]) ->
         return [_apart(_run(own, specimen, path, evidence.dtype, nudge), exact, sizes) for nudge in nudges]
 
     noise, found = max(next(iter(Looks(noise_of)))), list[Trace]()
-    for done, defect in enumerate(defects):
-        evidence.progress("explain: trying defects in one layer, defect", done, len(defects))
+    for defect in counted(defects, "explain: trying defects in one layer, defect", evidence.progress):
         block = _wrong(checkpoint, blocks[torch.float32], layer, defect)
         if block is None:
             continue
         outputs = _run(block, specimen, path, torch.float32)
         left = share_of(_apart(specimen.leaving, outputs, sizes), _apart(specimen.leaving, clean, sizes))
         if defect.coarse:
-            left = min(left, _usual_share(specimen.leaving[0], outputs[0], clean[0]))
+            left = min(left, usual_share(specimen.leaving[0], outputs[0], clean[0]))
         effect = _apart(outputs, clean, sizes)
         found.append(Trace(defect, left, effect / noise if noise else float("inf")))
-    evidence.progress("explain: trying defects in one layer, defect", len(defects), len(defects))
     return found
 
 
@@ -119,7 +118,7 @@ def _apart(left: Values, right: Values, sizes: Sequence[float]) -> float:
     return total if total == total else float("inf")
 
 
-def _usual_share(got_TD: torch.Tensor, output_TD: torch.Tensor, clean_TD: torch.Tensor) -> float:
+def usual_share(got_TD: torch.Tensor, output_TD: torch.Tensor, clean_TD: torch.Tensor) -> float:
     """The share left at the middle one of the tokens: what falls over an edge at some must not hide the rest."""
 
     def middle(other_TD: torch.Tensor) -> float:

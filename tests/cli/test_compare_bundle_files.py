@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.compare.changed_files import changed_files
+from blockexport.compare.judged_bundle import changed_files
 from blockexport.compare.report import report_files
 from blockexport.export.bundle.bundle import file_entries
 from blockexport.export.bundle.manifest import read_manifest

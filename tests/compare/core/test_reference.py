@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from blockexport.compare.core import reference
-from blockexport.compare.core.reference import Reference, reference_logits
+from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
@@ -20,6 +20,16 @@ from tests.support import shared_path
 
 def ids_of(length: int, vocab: int = 101, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, vocab, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def reference_logits(
+    checkpoint: Checkpoint,
+    ids_1S: torch.Tensor,
+    positions: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    kept = range(ids_1S.shape[1]) if positions is None else positions
+    return Reference(checkpoint, dtype).run([ids_1S[0]], [kept])[0][None]
 
 
 def test_stories_equals_the_golden_float64_logits(stories: Checkpoint) -> None:
@@ -75,11 +85,11 @@ def test_headless_gives_normed_hidden_states(tiny: Checkpoint) -> None:
 
 BIG = """
 import resource, torch
-from blockexport.compare.core.reference import reference_logits
+from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.sources import open_checkpoint
 
 checkpoint = open_checkpoint("llama-3.2-1b")
-logits = reference_logits(checkpoint, torch.arange(512)[None] * 200)
+(logits,) = Reference(checkpoint).run([torch.arange(512) * 200], [range(512)])
 assert logits.shape == (1, 512, 128256) and logits.dtype == torch.float64 and bool(logits.isfinite().all())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB
 """

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from blockexport.compare.checks import catalogue
 from blockexport.compare.checks.check_cached_path import decode
-from blockexport.compare.core.check import Check, Kind, Outcome, Verdict
+from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, Verdict
 from blockexport.compare.core.context import CheckContext
-from blockexport.compare.core.failing_calls import FailingCalls
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended
 from blockexport.compare.explain.explain import explain
