@@ -66,7 +66,7 @@ def compare_bundle(
         NotJudgedError: this machine or backend cannot answer.
         UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source.
     """
-    from blockexport.compare.judge import run_checks
+    from blockexport.compare.judge import JudgeOptions, run_checks
     from blockexport.compare.judged_bundle import bundle_options, changed_files, open_source
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.backends import require_judgeable, usual_backend
@@ -87,16 +87,14 @@ def compare_bundle(
         verify="nothing",  # a changed file is judged as it is, and a note says so
     )
     notes = [*(checkpoint.notes if model else ()), *changed_files(folder, manifest, backend)]
-    options = bundle_options(
-        folder,
-        backend,
+    asked = JudgeOptions(
         checks=tuple(checks),
         decode_steps=whole("decode_steps", decode_steps, least=1),
         text=text,
         token_ids=token_ids,
         locate=locate,
     )
-    judgement = run_checks(decoder, checkpoint, options, progress)
+    judgement = run_checks(decoder, checkpoint, bundle_options(folder, backend, asked), progress)
     judgement = replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *notes)))
     return judgement.explained(progress) if explain is None else explain(judgement)
 

@@ -109,6 +109,7 @@ def compare(
     if locate:
         _check_locate(backend, no_explain=no_explain)
     from blockexport.compare.checks.catalogue import choose_checks
+    from blockexport.compare.judge import JudgeOptions
     from blockexport.compare.judge_foreign import judge_foreign
     from blockexport.compare.report.report_files import report_place
     from blockexport.export.output.place import inputs_of
@@ -120,23 +121,22 @@ def compare(
         "decode_steps": decode_steps,
         "text": None if text is None else _read(text),
         "token_ids": None if tokens is None else _ids(tokens),
-        "max_sequence_length": max_sequence_length,
         "locate": locate,
     }
     choose_checks(how["checks"])  # a misspelt name is said before the model is read
     use_threads(threads)
     with ExitStack() as stack:
         progress = stack.enter_context(console.progress_bar(quiet=quiet))
+        more: dict[str, Any] = {"max_sequence_length": max_sequence_length, "progress": progress}
 
         def explain(judgement: Judgement) -> Report:
             stack.close()  # the bars go away before the verdict comes
             return _show_and_write(judgement, folder, no_explain=no_explain, as_json=as_json, quiet=quiet)
 
         if bundle is not None:
-            return compare_bundle(
-                bundle, backend=backend, model=model, explain=explain, progress=progress, **how
-            ).exit_code
-        return explain(judge_foreign(onnx or (), model or "", mapped=mapped or (), progress=progress, **how)).exit_code
+            return compare_bundle(bundle, backend=backend, model=model, explain=explain, **more, **how).exit_code
+        judgement = judge_foreign(onnx or (), model or "", JudgeOptions(**how), mapped=mapped or (), **more)
+        return explain(judgement).exit_code
 
 
 TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and few tokens are longer than 16 bytes

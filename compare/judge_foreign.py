@@ -34,14 +34,10 @@ BACKEND = ONNXRUNTIME.name
 def judge_foreign(
     paths: Sequence[Path],
     model: str,
+    asked: JudgeOptions | None = None,
     *,
-    checks: tuple[str, ...] = (),
-    decode_steps: int | None = None,
     max_sequence_length: int | None = None,
     mapped: Sequence[str] = (),
-    locate: bool = False,
-    text: str | None = None,
-    token_ids: Sequence[int] | None = None,
     progress: Progress = silent,
 ) -> Judgement:
     """Judge an ONNX file against the checkpoint `model`, on the checks that its inputs allow.
@@ -50,13 +46,9 @@ def judge_foreign(
         paths: an ONNX file of a convention that `foreign_convention` knows; or two, where prompt and steps have a
             graph each.
         model: the checkpoint, as `open_checkpoint` takes it; its tokenizer reads the text.
-        checks: names of the checks to run; all that apply when empty.
-        decode_steps: teacher-forced steps after the prefill.
+        asked: which checks to run, on what, and whether to look inside where every check passes.
         max_sequence_length: tokens a row may hold; see `open_foreign`.
         mapped: `ROLE=NAME` for inputs and outputs whose names are not known; see `names.read_map`.
-        locate: look inside even where every check passes.
-        text: what to judge on instead of the built-in passage.
-        token_ids: what to judge on instead of any text.
         progress: see `run_checks`.
 
     Raises:
@@ -69,16 +61,15 @@ def judge_foreign(
     read = checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)
-    options = JudgeOptions(
+    options = asked or JudgeOptions()
+    options = replace(
+        options,
         backend=BACKEND,
-        checks=checks,
-        decode_steps=decode_steps,
         encode=_encoder(checkpoint),
-        text=text,
-        token_ids=token_ids,
         weights=lambda: _weights(files),
-        explain=lambda context, results: explain(context, results, lambda: watch_foreign(decoder), always=locate),
-        locate=locate,
+        explain=lambda context, results: explain(
+            context, results, lambda: watch_foreign(decoder), always=options.locate
+        ),
     )
     judgement = run_checks(decoder, checkpoint, options, progress)
     report = replace(judgement.report, notes=(*judgement.report.notes, *read, *notes))

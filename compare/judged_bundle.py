@@ -4,6 +4,7 @@ against, and whether its files are those that its manifest lists."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,34 +34,27 @@ _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
 def bundle_options(
     folder: Path,
     backend: str = ONNXRUNTIME.name,
+    asked: JudgeOptions | None = None,
     *,
-    checks: tuple[str, ...] = (),
-    decode_steps: int | None = None,
-    text: str | None = None,
-    token_ids: Sequence[int] | None = None,
-    locate: bool = False,
     package_folder: Path | None = None,
 ) -> JudgeOptions:
-    """The options to judge the bundle in `folder` on `backend` with; see `JudgeOptions` for the others.
+    """What was `asked`, with all that the bundle in `folder` has for its judgement on `backend`.
 
     `package_folder` is where an AOTInductor package lies that is still to be judged, and not yet in the bundle.
     """
-    return JudgeOptions(
+    options = asked or JudgeOptions()
+    return replace(
+        options,
         backend=backend,
-        checks=checks,
-        decode_steps=decode_steps,
         encode=BundleTokenizer(folder).encode if (folder / TOKENIZER).is_file() else None,
-        text=text,
-        token_ids=token_ids,
         weights=artifact_weights(package_folder or folder, backend_named(backend).file),
         graph=(lambda: _graph(folder)) if backend_named(backend).runs_onnx else None,
-        explain=lambda context, results: _explain(folder, backend, context, results, locate),
-        locate=locate,
+        explain=lambda context, results: _explain(folder, backend, context, results, always=options.locate),
     )
 
 
 def _explain(
-    folder: Path, backend: str, context: CheckContext, results: Sequence[CheckResult], always: bool
+    folder: Path, backend: str, context: CheckContext, results: Sequence[CheckResult], *, always: bool
 ) -> Explanation | None:
     # Here, because an artifact that passes needs none of it.
     from blockexport.compare.explain.explain import explain

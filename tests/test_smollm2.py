@@ -13,7 +13,7 @@ import torch
 
 from blockexport.cli.main import main
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import run_checks
+from blockexport.compare.judge import JudgeOptions, run_checks
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.sources import open_checkpoint
@@ -46,7 +46,7 @@ def test_one_wrong_weight_is_explained_in_a_minute_of_one_core(judged_smollm2: P
     with (bad / "model.safetensors").open("r+b") as file:
         file.seek(stored.offset + 4 * 1000)
         file.write(np.float32(1.0).tobytes())
-    options = bundle_options(bad, checks=("prefill", "parameters"))
+    options = bundle_options(bad, asked=JudgeOptions(checks=("prefill", "parameters")))
     judgement = run_checks(open_decoder(bad), open_checkpoint(str(smollm2_gguf())), options)
     assert judgement.report.verdict is Verdict.FAIL
     start = time.process_time()

@@ -122,20 +122,23 @@ def _only(weights: ArtifactWeights, left: Iterable[_Piece], missing: Iterable[Sh
     return alike[0] if len(alike) == len(alone) == 1 else None
 
 
+def fused_parts(name: str, config: ModelConfig) -> dict[str, int]:
+    """The tensors that a matrix of q, k and v side by side is made of, and how many outputs each has."""
+    heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    widths = {"q_proj": heads, "k_proj": groups, "v_proj": groups}
+    return {name.replace("qkv_proj", part): width for part, width in widths.items()}
+
+
 def _pieces(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> Iterator[tuple[str, _Piece]]:
     """Tensor to piece; q, k and v side by side in one matrix are three."""
-    widths = {
-        "q_proj": config.num_attention_heads * config.head_dim,
-        "k_proj": config.num_key_value_heads * config.head_dim,
-        "v_proj": config.num_key_value_heads * config.head_dim,
-    }
     for plain, name in corresponding(shapes).items():
+        parts = fused_parts(plain, config)
         if FUSED not in plain:
             yield plain, _Piece(name)
-        elif shapes[name][-1] == sum(widths.values()):
+        elif shapes[name][-1] == sum(parts.values()):
             start = 0
-            for part, width in widths.items():
-                yield plain.replace("qkv_proj", part), _Piece(name, start, width)
+            for part, width in parts.items():
+                yield part, _Piece(name, start, width)
                 start += width
 
 

@@ -16,7 +16,7 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from blockexport.compare.audits.foreign_weights import FUSED, plain_name
+from blockexport.compare.audits.foreign_weights import FUSED, fused_parts, plain_name
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError
@@ -118,15 +118,11 @@ def off_grid(checkpoint: QuantisedCheckpoint) -> Iterator[str]:
 
 
 def _grids(model: onnx.ModelProto, source: Checkpoint, config: ModelConfig) -> Iterator[tuple[str, Grid]]:
-    heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     for node in model.graph.node:
         if node.op_type != OPERATOR:
             continue
         plain = plain_name(_SUFFIX.sub("", node.input[1])) or node.input[1]
-        parts = {plain: 0}
-        if FUSED in plain:
-            sizes = zip("qkv", (heads, groups, groups), strict=True)
-            parts = {plain.replace("qkv_proj", f"{kind}_proj"): rows for kind, rows in sizes}
+        parts = fused_parts(plain, config) if FUSED in plain else {plain: 0}
         start = 0
         for name, rows in parts.items():
             if name not in source.entries:

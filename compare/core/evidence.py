@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
@@ -75,12 +75,10 @@ class Evidence:
     def _ground(self) -> Ground:
         if self.ground is not None:
             return self.ground
-        kept: list[torch.Tensor] = []
 
+        @cache
         def exact() -> torch.Tensor:
-            if not kept:
-                kept.append(self.path(torch.float64).run_clean(self.positions, self.progress))
-            return kept[0]
+            return self.path(torch.float64).run_clean(self.positions, self.progress)
 
         def errors(nudges: Nudges) -> list[Distances]:
             path = self.path(self.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,12 +46,9 @@ class Plan:
 
     def calls(self, *, to_last_slot: bool) -> list[range]:
         """The positions of each call in turn: the prefill, the steps, chunks up to the last slots, and those."""
-        calls = [self.prefill_positions] + [range(p, p + 1) for p in self.decode_positions]
-        if not to_last_slot:
-            return calls
-        reached, start = self.decode_positions.stop, max(self.last_positions.start, self.decode_positions.stop)
-        calls += [range(p, min(p + CHUNK, start)) for p in range(reached, start, CHUNK)]
-        return calls + [range(p, p + 1) for p in range(start, self.max_sequence_length)]
+        reached = self.decode_positions.stop
+        last = range(max(self.last_positions.start, reached), self.max_sequence_length) if to_last_slot else ()
+        return stepped([self.prefill_positions], [*self.decode_positions, *last])
 
     @cached_property
     def spread_steps(self) -> list[int]:
@@ -68,12 +65,7 @@ class Plan:
     @property
     def spread_calls(self) -> list[range]:
         """The positions of each call of a walk over the whole cache: single steps, and between them chunks."""
-        calls: list[range] = []
-        for step in self.spread_steps:
-            start = calls[-1].stop if calls else 0
-            calls += [range(p, min(p + CHUNK, step)) for p in range(start, step, CHUNK)]
-            calls.append(range(step, step + 1))
-        return calls
+        return stepped([], self.spread_steps)
 
     @property
     def spread_positions(self) -> list[int]:
@@ -88,6 +80,16 @@ def calls_of(sizes: Iterable[int], length: int) -> list[range]:
         start = calls[-1].stop if calls else 0
         if start < length:
             calls.append(range(start, min(start + size, length)))
+    return calls
+
+
+def stepped(calls: Sequence[range], steps: Iterable[int]) -> list[range]:
+    """Some calls, and after them single steps at the positions `steps`, with chunks before each where there is room."""
+    calls = list(calls)
+    for step in steps:
+        start = calls[-1].stop if calls else 0
+        calls += [range(p, min(p + CHUNK, step)) for p in range(start, step, CHUNK)]
+        calls.append(range(step, step + 1))
     return calls
 
 

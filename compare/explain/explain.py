@@ -13,7 +13,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, Ground, gather
 from blockexport.compare.core.logit_distance import Distances
 from blockexport.compare.core.noise import outside
-from blockexport.compare.core.position_plan import CHUNK
+from blockexport.compare.core.position_plan import stepped
 from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
@@ -217,11 +217,7 @@ class _Looker:
 def _sound_calls(prefill: int, length: int) -> tuple[list[range], list[range]]:
     """The prompt, the step after it, one half way and the last, with chunks in between; and the four alone."""
     steps = [step for step in sorted({prefill, (prefill + length) // 2, length - 1}) if prefill <= step < length]
-    calls = [range(prefill)]
-    for step in steps:
-        start = calls[-1].stop
-        calls += [range(p, min(p + CHUNK, step)) for p in range(start, step, CHUNK)]
-        calls.append(range(step, step + 1))
+    calls = stepped([range(prefill)], steps)
     return calls, [calls[0], *(range(step, step + 1) for step in steps)]
 
 

@@ -39,24 +39,22 @@ def check_report_folder(folder: Path) -> None:
     folder = folder.absolute()
     with _explained(folder):
         nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        files = [folder / name for name in (REPORT_JSON, REPORT_MARKDOWN, REPORT_HTML)]
+        found = [f"{path} {why}" for path in files if (why := _in_the_way(path))]
         if not nearest.is_dir():
-            raise UsageError(
-                f"the report cannot be written to {folder}: {nearest} is not a folder. Choose another place"
-            )
-        for name in (REPORT_JSON, REPORT_MARKDOWN, REPORT_HTML):
-            if (folder / name).is_dir():
-                raise UsageError(
-                    f"the report cannot be written to {folder}: {folder / name} is a folder, where a file has to go. "
-                    "Choose another place"
-                )
-            if not _is_ours(folder / name):
-                raise UsageError(
-                    f"the report cannot be written to {folder}: {folder / name} is not a report of blockexport's, and "
-                    "would be replaced. Choose another place"
-                )
+            found = [f"{nearest} is not a folder"]
+        if found:
+            raise UsageError(f"the report cannot be written to {folder}: {found[0]}. Choose another place")
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".report-") as probe:
             probe.write(b"\n")
             probe.flush()
+
+
+def _in_the_way(path: Path) -> str:
+    """What keeps a file of a report from being written; empty where nothing does."""
+    if path.is_dir():
+        return "is a folder, where a file has to go"
+    return "" if _is_ours(path) else "is not a report of blockexport's, and would be replaced"
 
 
 def _is_ours(path: Path) -> bool:

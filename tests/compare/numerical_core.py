@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from blockexport.compare.judge import judge
+from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def main(trained: str | None = None) -> None:
             export(checkpoint, bundle, precision, SLOTS)
             backend = "replay" if precision is Precision.BF16 else "onnxruntime"
             decoder = open_decoder(bundle, backend)
-            options = bundle_options(bundle, backend, locate=precision is Precision.FP32)
+            options = bundle_options(bundle, backend, JudgeOptions(locate=precision is Precision.FP32))
             said = line(f"{name} {precision}", backend, judge(decoder, checkpoint, options))
             sys.stdout.write(json.dumps(said) + "\n")
 

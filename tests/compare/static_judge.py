@@ -12,7 +12,7 @@ import torch
 
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.figures import Figures
-from blockexport.compare.judge import judge
+from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.safetensors_header import read_header
@@ -25,7 +25,7 @@ Measured = TypeVar("Measured", bound=Figures)
 
 def judged(folder: Path, checkpoint: Checkpoint, name: str, backend: str = "replay") -> CheckResult:
     """The result of the check `name`; the replay, since it opens every precision."""
-    options = replace(bundle_options(folder, backend, checks=(name,)), explain=None)
+    options = replace(bundle_options(folder, backend, JudgeOptions(checks=(name,))), explain=None)
     (result,) = judge(open_decoder(folder, backend, verify="nothing"), checkpoint, options).checks
     return result
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import judge
+from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import ONNX_FILE
@@ -45,7 +45,9 @@ def bundle(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def verdicts(folder: Path, checkpoint: Checkpoint, backend: str, record: Callable[[str, str], None]) -> Report:
     report = judge(
-        open_decoder(folder, backend, verify="nothing"), checkpoint, bundle_options(folder, backend, checks=CHECKS)
+        open_decoder(folder, backend, verify="nothing"),
+        checkpoint,
+        bundle_options(folder, backend, JudgeOptions(checks=CHECKS)),
     )
     for result in report.checks:
         if found := result.stretch:

@@ -10,7 +10,7 @@ import pytest
 
 from blockexport.compare.audits.type_audit import TypeAudit, audit_types
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import judge
+from blockexport.compare.judge import JudgeOptions, judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import ONNX_FILE
@@ -93,7 +93,7 @@ def test_what_is_not_as_asked_is_one_sentence(
 
 
 def judged(folder: Path) -> Report:
-    options = bundle_options(folder, "replay", checks=("types",))
+    options = bundle_options(folder, "replay", JudgeOptions(checks=("types",)))
     return judge(open_decoder(folder, "replay", verify="nothing"), random_model(), options)
 
 
