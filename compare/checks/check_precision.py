@@ -9,9 +9,9 @@ import torch
 
 from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.could_fail import SPREAD_LEFT, doubts, spread_of
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.noise import floor_of
-from blockexport.compare.core.power import SPREAD_LEFT, doubts, spread_of
 from blockexport.compare.core.precision_loss import first_loss, lost_weights
 from blockexport.compare.core.reference import Reference
 from blockexport.models.precision import Precision

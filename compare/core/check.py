@@ -81,7 +81,7 @@ class Outcome:
         message: what was looked at and found, where nothing is wrong.
         compared: how many things were held against others: positions, tensors, tokens, nodes.
         complaints: what is wrong, a clause each.
-        doubts: why the comparisons say nothing although none of them failed, a clause each; see power.py.
+        doubts: why the comparisons say nothing although none of them failed, a clause each; see could_fail.py.
         figures: what was measured.
     """
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockexport.compare.core.could_fail import lost_in, spread_over_positions
 from blockexport.compare.core.evidence import called, fed
 from blockexport.compare.core.logit_distance import Distances, Errors, measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.position_plan import Plan
-from blockexport.compare.core.power import lost_in, spread_over_positions
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.watched import Watched
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -206,7 +206,7 @@ class CheckContext:
 
     @cached_property
     def doubts(self) -> list[str]:
-        """Why no outputs of this sequence say anything: the reference's hardly depend on the position. See power.py."""
+        """Why no outputs of this sequence say anything: the reference's hardly depend on the position."""
         spread = spread_over_positions(self.expected[0])
         if spread is None:
             return []

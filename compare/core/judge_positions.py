@@ -10,10 +10,10 @@ import torch
 
 from blockexport.compare.core.check import Outcome
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.could_fail import doubts
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.noise import Floor, judge_by
-from blockexport.compare.core.power import doubts
 
 _OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot hold the model, see `precision`"
 

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn import functional as F
 
+from blockexport.compare.core.defect import final_norm, output_tensor
 from blockexport.compare.core.nudge import Nudges
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import FINAL_NORM
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
 
@@ -105,7 +106,7 @@ class Reference:
             kept = [
                 x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(run, positions, strict=True)
             ]
-            normed = [F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps) for x_TD in kept]
+            normed = [final_norm(x_TD, weight, self.config.rms_norm_eps) for x_TD in kept]
             yield normed if self.headless else self._project(normed)
         progress(label, layers + 1, layers + 1)
 
@@ -136,19 +137,18 @@ class Reference:
         yield "the embedding", x_TD
         cos, sin = rope_table(self.config, len(ids_S))
         for i in range(self.config.num_hidden_layers):
-            block, found = self._block(i), Noted()
+            block, found = self._block(i), list[tuple[str, torch.Tensor]]()
             for name, module in block.named_modules():
                 if name in _ENTERED:
-                    module.register_forward_pre_hook(_note_input(found, _ENTERED[name]))
+                    module.register_forward_pre_hook(_note(found, _ENTERED[name]))
                 if not list(module.children()):
-                    module.register_forward_hook(_note_output(found, name))
+                    module.register_forward_hook(_note(found, name))
             with torch.inference_mode():
                 x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
             yield from ((f"layer {i}, {name}", value) for name, value in found)
             yield f"layer {i}, the residual stream after it", x_TD
         with torch.inference_mode():
-            weight = self._read(FINAL_NORM)
-            normed_TD = F.rms_norm(x_TD, weight.shape, weight, self.config.rms_norm_eps)
+            normed_TD = final_norm(x_TD, self._read(FINAL_NORM), self.config.rms_norm_eps)
             yield "the final norm", normed_TD
             if not self.headless:
                 yield "the output head", self._project([normed_TD])[0]
@@ -161,7 +161,7 @@ class Reference:
         return self._convert(self.checkpoint.read(name))
 
     def _embed(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        table_VD = self.checkpoint.read("model.embed_tokens.weight")
+        table_VD = self.checkpoint.read(EMBEDDING)
         return [self._convert(table_VD[ids]) for ids in sequences]
 
     def _block(self, layer: int) -> Block:
@@ -192,8 +192,7 @@ class Reference:
         return out_TD
 
     def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        tied = self.config.tie_word_embeddings
-        head_VD = self.checkpoint.read("model.embed_tokens.weight" if tied else "lm_head.weight")
+        head_VD = self.checkpoint.read(output_tensor(self.config))
         logits = [torch.empty(x_TD.shape[0], head_VD.shape[0], dtype=self.dtype) for x_TD in normed]
         for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
             rows = self._convert(head_VD[start : start + VOCAB_BLOCK])
@@ -202,12 +201,6 @@ class Reference:
         return logits
 
 
-Noted = list[tuple[str, torch.Tensor]]
-
-
-def _note_input(found: Noted, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
-    return lambda module, inputs: found.append((name, inputs[0]))
-
-
-def _note_output(found: Noted, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
-    return lambda module, inputs, output: found.append((name, output))
+def _note(found: list[tuple[str, torch.Tensor]], name: str) -> Callable[..., None]:
+    """A hook that notes what a module gives, or before it runs what it is given."""
+    return lambda module, inputs, *output: found.append((name, *(output or inputs[:1])))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from blockexport.compare.core.check import Check, Kind, Outcome, Verdict
+from blockexport.compare.core.could_fail import doubts, lost_in, spread_over_positions
 from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import Floor
-from blockexport.compare.core.power import doubts, lost_in, spread_over_positions
 from blockexport.compare.core.tolerances import MAX_FACTOR
 
 P, V = 10, 40
