@@ -74,8 +74,11 @@ def make_block(
     return block.requires_grad_(False).eval()
 
 
-def defective(block: LayerBlock, layer: int, defect: Defect) -> LayerBlock:
-    """A block with the defect in it, on the weights of `block`, which stays as it is."""
+def defective(block: LayerBlock, layer: int, defect: Defect, checkpoint: Checkpoint) -> LayerBlock:
+    """A block with the defect in it, of the type of `block`, which stays as it is; `block` where it has no effect."""
+    other = defect.weights_of(layer)
+    if other != layer:
+        return make_block(checkpoint, layer, block.input_layernorm.weight.dtype, weights_of=other)
     if not defect.in_blocks:
         return block
     with torch.device("meta"):
@@ -218,11 +221,7 @@ class CachedPath:
         """A layer on the calls that the cases do not share."""
         calls = [call for call in self.calls if call.start >= self.calls[-1].stop - x_TD.shape[0]]
         x_TD = x_TD if case.nudge is None else case.nudge(x_TD)
-        other = case.defect.weights_of(layer)
-        if other != layer:
-            wrong = make_block(self.checkpoint, layer, self.dtype, weights_of=other)
-        else:
-            wrong = defective(block, layer, case.defect)
+        wrong = defective(block, layer, case.defect, self.checkpoint)
         acting = [call for call in calls if case.acts(layer, call)]
         return self._walk(block, wrong, calls, acting, x_TD, past)[0]
 

@@ -34,9 +34,14 @@ def cache_tensors(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"values of layer {layer}", value_BKMH
 
 
+def first_slots(cache_BKMH: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` slots of row 0, [count, K * H], as they are now."""
+    return cache_BKMH[0, :, :count].transpose(0, 1).flatten(1).cpu().clone()
+
+
 def slots_of_row(decoder: Decoder, count: int) -> list[torch.Tensor]:
     """Copies of the first `count` slots of row 0, a tensor [count, K * H] for each cache tensor."""
-    return [tensor[0, :, :count].transpose(0, 1).flatten(1).cpu().clone() for _, tensor in cache_tensors(decoder)]
+    return [first_slots(tensor, count) for _, tensor in cache_tensors(decoder)]
 
 
 @torch.inference_mode()  # some decoders hold inference tensors, which nothing else may write to

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -26,6 +26,10 @@ from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
 from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+
+if TYPE_CHECKING:
+    from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
+    from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 
 LEAVING = ("mlp_residual", "cache_key", "cache_value")
 """The sites of what a layer leaves after."""
@@ -67,27 +71,8 @@ class SiteError:
         return self.outside and self.error <= DOUBT * SITE_FACTOR.value * self.floor
 
 
-class Observed(Protocol):
-    """A decoder that tells its values.
-
-    Attributes:
-        observer: told of values by name, during or after each run; None is nobody.
-    """
-
-    observer: Callable[[str, torch.Tensor], None] | None
-
-    @property
-    def fed(self) -> str:
-        """The name of what it is fed with, where that is a value to be watched; else empty."""
-
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Decoder.cache`; the next run leaves the tensors alone."""
-
-    def reset(self, batch_size: int = 1) -> None:
-        """See `Decoder.reset`."""
-
-    def prefill(self, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Decoder.prefill`."""
+Observed: TypeAlias = "ReplayDecoder | ForeignDecoder"
+"""A decoder that tells its values by name, during or after each run; the next run leaves what `cache` gave alone."""
 
 
 class Inside:

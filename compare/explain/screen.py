@@ -16,7 +16,6 @@ from blockexport.compare.core.cached_path import CachedPath, Past, defective, ma
 from blockexport.compare.core.defect import Defect, LayerBlock
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudge, Nudges
-from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.progress import counted
 
 Values = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -70,8 +69,8 @@ def screen(specimen: Specimen, evidence: Evidence, defects: Sequence[Defect]) ->
 
     noise, found = max(next(iter(Looks(noise_of)))), list[Trace]()
     for defect in counted(defects, "explain: trying defects in one layer, defect", evidence.progress):
-        block = _wrong(checkpoint, blocks[torch.float32], layer, defect)
-        if block is None:
+        block = defective(blocks[torch.float32], layer, defect, checkpoint)
+        if block is blocks[torch.float32]:
             continue
         outputs = _run(block, specimen, path, torch.float32)
         left = share_of(_apart(specimen.leaving, outputs, sizes), _apart(specimen.leaving, clean, sizes))
@@ -80,14 +79,6 @@ def screen(specimen: Specimen, evidence: Evidence, defects: Sequence[Defect]) ->
         effect = _apart(outputs, clean, sizes)
         found.append(Trace(defect, left, effect / noise if noise else float("inf")))
     return found
-
-
-def _wrong(checkpoint: Checkpoint, block: LayerBlock, layer: int, defect: Defect) -> LayerBlock | None:
-    """The layer with a defect; None where it leaves this layer as it is."""
-    other = defect.weights_of(layer)
-    if other != layer:
-        return make_block(checkpoint, layer, torch.float32, weights_of=other)
-    return defective(block, layer, defect) if defect.in_blocks else None
 
 
 @torch.no_grad()

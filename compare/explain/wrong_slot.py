@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from blockexport.compare.core.cached_path import Past
 from blockexport.compare.core.evidence import Evidence
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, measure
 from blockexport.compare.core.noise import floor_of, judge_by, outside
-from blockexport.compare.core.nudge import Looks, Nudges, weight_of
+from blockexport.compare.core.nudge import Looks, Nudges, run_distances
+from blockexport.compare.core.slots import first_slots
 from blockexport.runtime.decoder import Decoder
 
 
@@ -56,13 +56,16 @@ def first_wrong_slot(decoder: Decoder, evidence: Evidence) -> WrongSlot | None:
     """
     stop, given = evidence.calls[-1].stop, dict[int, list[Errors]]()
 
-    def errors_of_eager(nudges: Nudges) -> list[Sequence[list[Errors]]]:
+    def errors_of_eager(nudges: Nudges) -> list[Sequence[list[Distances]]]:
         """Of each run, those of each layer's keys and values; the artifact's on the way, one layer being held."""
         exact, own = evidence.path(torch.float64), evidence.path(evidence.dtype)
         found = []
         for layer, (wanted, *pasts) in enumerate(zip(exact.caches(), *map(own.caches, nudges), strict=True)):
-            given[layer] = _errors(decoder.cache(layer), wanted, stop)
-            found.append([_errors(past, wanted, stop, weight_of(n)) for past, n in zip(pasts, nudges, strict=True)])
+            truth, slots = [first_slots(cache, stop) for cache in wanted], [range(stop)] * 2
+            held = [first_slots(cache, stop) for cache in decoder.cache(layer)]
+            given[layer] = list(map(measure, held, truth, slots))
+            runs = ([first_slots(cache, stop) for cache in past] for past in pasts)
+            found.append(run_distances(nudges, runs, truth, slots))
         return list(zip(*found, strict=True))
 
     looks, wrong = Looks(errors_of_eager), list[WrongSlot]()
@@ -75,16 +78,3 @@ def first_wrong_slot(decoder: Decoder, evidence: Evidence) -> WrongSlot | None:
                 call = next(call for call in evidence.calls if position in call)
                 wrong.append(WrongSlot(position, layer, kind, call.start, call.stop))
     return min(wrong, default=None)
-
-
-def _errors(given: Past, wanted: Past, stop: int, weight: float = 1.0) -> list[Errors]:
-    """Of keys and of values, in the first slots."""
-    return [
-        measure(_rows(got, stop), _rows(want, stop), range(stop)).weighted(weight)
-        for got, want in zip(given, wanted, strict=True)
-    ]
-
-
-def _rows(cache_BKMH: torch.Tensor, stop: int) -> torch.Tensor:
-    """The first slots of row 0, [stop, K * H]."""
-    return cache_BKMH[0, :, :stop].transpose(0, 1).flatten(1).cpu()

@@ -30,38 +30,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockexport.compare.explain.diagnosis import Diagnosis, TriedDefect
+    from blockexport.compare.explain.diagnosis import Diagnosis
     from blockexport.compare.explain.explain import Explanation
-    from blockexport.compare.explain.graph_values import SiteError
-    from blockexport.compare.explain.locate import Location
-    from blockexport.compare.explain.wrong_slot import WrongSlot
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """Plain JSON values by the schema above."""
-    search, diagnosis = explanation.search, explanation.diagnosis
-    rows = () if search is None else search.rows
+    from blockexport.compare.explain.sites import LABELS
+
+    search, slot = explanation.search, explanation.wrong_slot
+    rows, found = ((), None) if search is None else (search.rows, search.location)
+    located = {} if found is None else {"label": LABELS[found.site], "layers": sorted(found.layers)}
+    seen = {row.site for row in rows}
     return {
         "sentences": explanation.sentences,
         "note": explanation.note if search is None else "",
         "where": explanation.where,
         "looked": [] if search is None else [[call.start, call.stop] for call in search.looked],
         "calls": 0 if search is None else search.calls,
-        "within": "" if search is None or search.location is not None else search.within,
-        "wrong_slot": _slot(explanation.wrong_slot),
+        "within": "" if search is None or found is not None else search.within,
+        "wrong_slot": None if slot is None else {**asdict(slot), "sentence": slot.sentence},
         "file": list(explanation.file),
         "remarks": list(explanation.remarks),
-        "located": None if search is None or search.location is None else _located(search.location),
+        "located": None if found is None else {**asdict(found), **located},
         "reproduced": None if search is None else search.reproduced,
         "replay_ratio": None if search is None else search.ratio,
-        "values": _values(rows),
-        "labels": _labels(rows),
-        **_causes(diagnosis),
+        "values": {
+            "call": [row.call.start for row in rows],
+            "layer": [row.layer for row in rows],
+            "site": [row.site for row in rows],
+            "error": [row.error for row in rows],
+            "floor": [row.floor for row in rows],
+            "absent": [row.absent for row in rows],
+            "outside": [row.outside for row in rows],
+        },
+        "labels": {site: label for site, label in LABELS.items() if site in seen},
+        **_causes(explanation.diagnosis),
     }
 
 
@@ -70,45 +78,13 @@ def _causes(diagnosis: Diagnosis | None) -> dict[str, Any]:
         nothing: dict[str, Any] = {"causes": [], "nearest": None, "too_small": [], "too_small_titles": []}
         return {**nothing, "tried": 0, "error": None, "positions": []}
     alike = diagnosis.alike if diagnosis.findings else ()
+    nearest = diagnosis.nearest
     return {
-        "causes": [{**_finding(finding), "alike": finding in alike} for finding in diagnosis.findings],
-        "nearest": None if diagnosis.nearest is None else _finding(diagnosis.nearest),
+        "causes": [{**asdict(one), "title": one.title, "alike": one in alike} for one in diagnosis.findings],
+        "nearest": None if nearest is None else {**asdict(nearest), "title": nearest.title},
         "too_small": list(diagnosis.too_small),
         "too_small_titles": diagnosis.too_small_titles,
         "tried": diagnosis.tried,
         "error": diagnosis.error,
         "positions": list(diagnosis.positions),
     }
-
-
-def _finding(finding: TriedDefect) -> dict[str, Any]:
-    return {**asdict(finding), "title": finding.title}
-
-
-def _slot(slot: WrongSlot | None) -> dict[str, Any] | None:
-    return None if slot is None else {**asdict(slot), "sentence": slot.sentence}
-
-
-def _located(location: Location) -> dict[str, Any]:
-    from blockexport.compare.explain.sites import LABELS
-
-    return {**asdict(location), "label": LABELS[location.site], "layers": sorted(location.layers)}
-
-
-def _values(rows: Sequence[SiteError]) -> dict[str, list[Any]]:
-    return {
-        "call": [row.call.start for row in rows],
-        "layer": [row.layer for row in rows],
-        "site": [row.site for row in rows],
-        "error": [row.error for row in rows],
-        "floor": [row.floor for row in rows],
-        "absent": [row.absent for row in rows],
-        "outside": [row.outside for row in rows],
-    }
-
-
-def _labels(rows: Sequence[SiteError]) -> dict[str, str]:
-    from blockexport.compare.explain.sites import LABELS
-
-    seen = {row.site for row in rows}
-    return {site: label for site, label in LABELS.items() if site in seen}

@@ -29,7 +29,7 @@ def to_markdown(report: Report) -> str:
         "",
         f"| {' | '.join(HEADINGS)} |",
         f"|{'---|' * len(HEADINGS)}",
-        *(f"| {' | '.join(row.cells)} |" for row in table_rows(report)),
+        *(f"| {' | '.join(row)} |" for row in table_rows(report)),
         "",
         *footnotes(report),
         "",

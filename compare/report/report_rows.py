@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
@@ -19,20 +17,13 @@ _LIMITS = (
 )
 
 
-class TableRow(NamedTuple):
-    """One line: the cells of `HEADINGS`; empty where a check has no such figure."""
-
-    cells: tuple[str, ...]
-    verdict: str
-
-
-def table_rows(report: Report) -> list[TableRow]:
-    """A row for each check, and one for what rounding the weights costs."""
-    rows = [TableRow((r.name, str(r.verdict), *_cells(r.stretch)), str(r.verdict)) for r in report.checks]
+def table_rows(report: Report) -> list[tuple[str, ...]]:
+    """The cells under `HEADINGS`, empty where a check has no such figure: a row for each check, and one for what
+    rounding the weights costs."""
+    rows = [(result.name, str(result.verdict), *_cells(result.stretch)) for result in report.checks]
     cost = report.weight_rounding
     if cost is not None:
-        cells = (WEIGHTS, "", number(cost.rms), "", "", number(cost.max), "", "", "", "")
-        rows.append(TableRow(cells, ""))
+        rows.append((WEIGHTS, "", number(cost.rms), "", "", number(cost.max), "", "", "", ""))
     return rows
 
 

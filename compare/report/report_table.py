@@ -37,7 +37,8 @@ def render_table(report: Report) -> RenderableType:
     for i, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
     for row in table_rows(report):
-        table.add_row(row.cells[0], Text(row.cells[1], style=_STYLES[row.verdict]), *row.cells[2:])
+        name, verdict, *figures = row
+        table.add_row(name, Text(verdict, style=_STYLES[verdict]), *figures)
     parts: list[RenderableType] = [render_verdict(report)]
     parts += [Text(""), table, *(Text(note, style="dim") for note in footnotes(report))]
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]

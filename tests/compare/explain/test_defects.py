@@ -152,5 +152,6 @@ def test_configs_without_a_part_have_no_defect_of_it() -> None:
 
 
 def test_a_block_without_a_defect_is_itself() -> None:
-    block = make_block(gainful(EVERYTHING), 0, torch.float32)
-    assert defective(block, 0, NOTHING_WRONG) is block
+    checkpoint = gainful(EVERYTHING)
+    block = make_block(checkpoint, 0, torch.float32)
+    assert defective(block, 0, NOTHING_WRONG, checkpoint) is block
