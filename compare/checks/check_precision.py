@@ -1,4 +1,6 @@
-"""Whether the model survives the precision it was exported in. The artifact has no part in it."""
+"""Whether the model survives the precision it was exported in, and where on the way its numbers are first lost, and in
+which weights. The artifact has no part in it: eager PyTorch in the precision and in float64 go through the model side
+by side, each on its own numbers."""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.could_fail import SPREAD_LEFT, doubts, spread_of
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.noise import floor_of
-from blockexport.compare.core.precision_loss import first_loss, lost_weights
 from blockexport.compare.core.reference import Reference
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
+
+_LOST = 0.5  # of a value's size: what is off by as much is no longer that value
+_WEIGHT_LOST = 0.1  # of a tensor's size: rounding costs 0.3 % in bfloat16, and less in float16
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,10 @@ def precision(context: CheckContext) -> Outcome:
         share = errors.rms / spread if spread > 0 else 0.0
         message = f"eager PyTorch in {name} is off by {share:.2g} of the spread of the model's outputs"
         return Outcome(message, len(errors.positions_P), doubts=blind, figures=figures)
-    loss = first_loss(context.checkpoint, dtype, context.ids_S, ends=context.decoder.interface.ends)
-    weights = None if dtype is torch.float32 else lost_weights(context.checkpoint, dtype)
+    loss = _first_loss(context.checkpoint, dtype, context.ids_S, ends=context.decoder.interface.ends)
+    weights = None if dtype is torch.float32 else _lost_weights(context.checkpoint, dtype)
     vanished = spread_of(errors.spread_P) < SPREAD_LEFT * spread
-    where = weights or ("" if loss is None else loss.sentence)
+    where = weights or loss or ""
     holding = _wider_that_hold(context, dtype)
     if (not finite or weights or vanished) and holding:
         remedy = " or ".join(f"--{wider}" for wider in holding)
@@ -71,3 +77,35 @@ def _holds(context: CheckContext, dtype: torch.dtype) -> bool:
     errors = context.measured(outputs_PV)
     floor = floor_of([errors], dtype)
     return floor.finite and not doubts(errors, floor)
+
+
+@torch.inference_mode()
+def _first_loss(checkpoint: Checkpoint, dtype: torch.dtype, ids_S: torch.Tensor, ends: Ends) -> str | None:
+    """Where arithmetic in `dtype` first loses what float64 says of the tokens, for people: the first value that is NaN,
+    infinite or off by half of its size; None where it does nowhere."""
+    own, exact = (Reference(checkpoint, kind, ends=ends).values(ids_S) for kind in (dtype, torch.float64))
+    largest, name, end = 0.0, str(dtype).removeprefix("torch."), torch.finfo(dtype).max
+    for (place, got), (_, want) in zip(own, exact, strict=True):
+        largest = max(largest, float(want.abs().max()))
+        finite = bool(got.isfinite().all())
+        if not finite or float((got.double() - want).norm()) >= _LOST * float(want.norm()) > 0:
+            what = "is wrong by half of its size or more" if finite else "becomes NaN or infinite"
+            return f"{place} {what} (numbers reach {largest:.6g} up to there, and {name} ends at {end:.6g})"
+    return None
+
+
+def _lost_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> str | None:
+    """The tensor that rounding to `dtype` hurts most, where it costs more than a tenth of it; a clause for people."""
+    worst, said = _WEIGHT_LOST, None
+    for name in checkpoint.entries:
+        weight = checkpoint.read(name).double()
+        size = float(weight.norm())
+        share = float((weight.to(dtype).double() - weight).norm()) / size if size else 0.0
+        if share > worst:
+            smallest = torch.finfo(dtype).smallest_normal
+            worst = share
+            said = (
+                f"{name} loses {share:.0%} of its size when it is rounded (its largest value is "
+                f"{float(weight.abs().max()):.3g}, and below {smallest:.3g} the type has fewer digits or none)"
+            )
+    return said

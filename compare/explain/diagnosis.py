@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockexport.compare.core.tolerances import RMS_FACTOR
-from blockexport.compare.explain.defect_titles import title_of
-from blockexport.compare.explain.defects import DROPOUT
+from blockexport.compare.explain.defects import DROPOUT, title_of
 
 
 @dataclass(frozen=True)

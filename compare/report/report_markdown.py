@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_rows import HEADINGS, footnotes, table_rows
-from blockexport.compare.report.report_text import capital, full_stop
+from blockexport.compare.report.report_text import HEADINGS, capital, footnotes, full_stop, table_rows
 
 
 def to_markdown(report: Report) -> str:

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_rows import HEADINGS, footnotes, table_rows
-from blockexport.compare.report.report_text import capital, full_stop
+from blockexport.compare.report.report_text import HEADINGS, capital, footnotes, full_stop, table_rows
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blockexport.compare.explain.defect_titles import title_of
+from blockexport.compare.explain.defects import title_of
 from blockexport.models.precision import Precision
 from tests.conftest import TABLE
 from tests.exported import EVERYTHING

@@ -11,8 +11,7 @@ from blockexport.compare.core.cached_path import Case
 from blockexport.compare.core.defect import Defect
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import LargeNudge
-from blockexport.compare.explain.defect_titles import title_of
-from blockexport.compare.explain.defects import DROPOUT, catalogue
+from blockexport.compare.explain.defects import DROPOUT, catalogue, title_of
 from blockexport.compare.explain.defects_attention import scaled_by
 from blockexport.compare.explain.defects_block import SITE_NORMS
 from blockexport.compare.explain.defects_position import EXCHANGED, LOST

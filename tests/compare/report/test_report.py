@@ -17,8 +17,8 @@ from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, TABLE
 from blockexport.compare.report.report import Artifact, Report, RoundingCost, Stretches
 from blockexport.compare.report.report_files import write_report
-from blockexport.compare.report.report_rows import HEADINGS
 from blockexport.compare.report.report_table import render_table
+from blockexport.compare.report.report_text import HEADINGS
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import Arithmetic
 
