@@ -10,7 +10,6 @@ import torch
 
 from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext, Row
-from blockexport.compare.core.evidence import called
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended, judge_stretch
 from blockexport.compare.core.logit_distance import Distances, Errors, measure
@@ -124,8 +123,8 @@ def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) ->
     where = {p: i for i, p in enumerate(context.reference_positions)}
     inputs = context.inputs(decoder, context.ids_S[None])
     decoder.reset(1)
-    for _ in called(decoder, inputs, calls_of([CHUNK] * -(-slots // CHUNK), slots)):
-        pass
+    for call in calls_of([CHUNK] * -(-slots // CHUNK), slots):
+        decoder.prefill(inputs[:, call.start : call.stop])
     copy_to_rows(decoder, torch.tensor(starts))
     parts: list[list[Errors]] = [[] for _ in starts]
     for step in range(LATE_STEPS):

@@ -78,11 +78,11 @@ def slot_calls(length: int) -> list[range]:
 def _reads(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range], outputs: torch.Tensor) -> bool:
     """Whether other keys and values in the slots before the last call move its outputs, as they must."""
     decoder.reset(1)
-    for _ in called(decoder, inputs, calls[:-1]):
-        pass
+    for call in calls[:-1]:
+        decoder.prefill(inputs[:, call.start : call.stop])
     mark_slots(decoder, SEEN)
-    ((_, marked),) = called(decoder, inputs, calls[-1:])
-    return has_moved(moved_by(outputs[-len(marked) :], marked.cpu()))
+    marked = decoder.prefill(inputs[:, calls[-1].start : calls[-1].stop])[0].cpu()
+    return has_moved(moved_by(outputs[-len(marked) :], marked))
 
 
 def _poison(decoder: Decoder) -> Mark:
@@ -116,8 +116,8 @@ def _against_eager(context: CheckContext, calls: Sequence[range], written: list[
     eager, positions = context.eager, range(calls[-1].stop)
     inputs = context.inputs(eager, context.ids_S[None, : positions.stop])
     eager.reset(1)
-    for _ in called(eager, inputs, calls):
-        pass
+    for call in calls:
+        eager.prefill(inputs[:, call.start : call.stop])
     cached = slots_of_row(eager, positions.stop)
     exact = context.reference.keys_values(context.ids_S[: positions.stop], progress=context.progress)[0]
     once = [[measure_distances(given, wanted, positions)] for given, wanted in zip(cached, exact, strict=True)]
