@@ -7,13 +7,13 @@ from blockexport.compare.checks.check_cached_path import chunked, decode, last_s
 from blockexport.compare.checks.check_capacity import capacity
 from blockexport.compare.checks.check_causality import causality
 from blockexport.compare.checks.check_determinism import determinism
-from blockexport.compare.checks.check_graph import constants, types
 from blockexport.compare.checks.check_greedy import greedy
 from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.checks.check_precision import precision
 from blockexport.compare.checks.check_slots import slots
+from blockexport.compare.checks.check_types_and_constants import constants, types
 from blockexport.compare.core.check import Check
 from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
