@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 import torch
 
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.audits.weight_difference import converted, describe_difference, rearranged, scaled
+from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import same_bits
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
@@ -34,9 +36,10 @@ Shape = tuple[int, ...]
 Key = tuple[torch.dtype, tuple[int, ...], bytes]
 
 
-@dataclass
-class Held:
-    """How many tensors of the checkpoint the file has to the bit, which differ, and which were not compared.
+@dataclass(frozen=True)
+class Held(Figures):
+    """How many tensors of the checkpoint the file has to the bit, which differ, and which were not compared; which of
+    them it quantises, None where that is none.
 
     `said` has a clause for each of the first that differ.
     """
@@ -44,7 +47,12 @@ class Held:
     same: int = 0
     differing: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
+    quantised: list[str] | None = None
     said: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Without what is said, which is the check's message."""
+        return {name: value for name, value in super().to_json().items() if name != "said"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def hold_foreign(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Pro
         min(held.same for held in parts),
         _union(held.differing for held in parts),
         _union(held.not_compared for held in parts),
-        _union(held.said for held in parts),
+        said=_union(held.said for held in parts),
     )
 
 
@@ -99,11 +107,11 @@ def _hold(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress) 
     named = dict(_pieces(weights.shapes, checkpoint.config))
     nameless = [_Piece(name) for name in weights.shapes if plain_name(name) is None]
     known, types = _by_beginning(weights, [*named.values(), *nameless])
-    held, missing, used = Held(), [], set[_Piece]()
+    held, same, missing, used = Held(), 0, [], set[_Piece]()
     for name in counted(checkpoint.entries, "weights", progress):
         there = [piece for dtype in types for piece in _there(weights, converted(checkpoint, name, dtype), known)]
         used |= set(there)
-        held.same += bool(there)
+        same += bool(there)
         missing += [] if there else [name]
     left = [piece for piece in nameless if piece not in used]
     shapes = [checkpoint.entries[name].shape for name in missing]
@@ -111,8 +119,8 @@ def _hold(weights: ArtifactWeights, checkpoint: Checkpoint, progress: Progress) 
         piece = named.get(name) or _only(weights, left, shapes, checkpoint.entries[name].shape)
         said = None if piece is None else _difference(weights, piece, checkpoint, name)
         (held.not_compared if said is None else held.differing).append(name)
-        held.said += [] if said is None or len(held.said) == DESCRIBED else [said]
-    return held
+        held.said.extend([] if said is None or len(held.said) == DESCRIBED else [said])
+    return replace(held, same=same)
 
 
 def _only(weights: ArtifactWeights, left: Iterable[_Piece], missing: Iterable[Shape], wanted: Shape) -> _Piece | None:

@@ -38,16 +38,6 @@ class ParameterFigures(Figures):
     differing: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class ForeignWeightFigures(Figures):
-    """Of another tool's file: how many weights are the same, and the names of others; None where none is quantised."""
-
-    same: int
-    differing: list[str]
-    not_compared: list[str]
-    quantised: list[str] | None = None
-
-
 @partial(Check, "parameters", Kind.CONTENT, inapplicable=_no_file)
 def parameters(context: CheckContext) -> Outcome:
     """Every weight is in the file once, in its shape and with the checkpoint's value, and nothing else is."""
@@ -74,16 +64,15 @@ def parameters(context: CheckContext) -> Outcome:
 def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
     """Of another tool's file: what it plainly holds is the checkpoint's. How it lays out the rest is its own matter."""
     held = hold_foreign(weights, context.checkpoint, context.progress)
-    figures = ForeignWeightFigures(held.same, list(held.differing), list(held.not_compared))
     message = f"{held.same} of {len(context.checkpoint.entries)} weights are in the file to the bit"
     if isinstance(context.original, QuantisedCheckpoint):
-        return _quantised(context.original, held, figures)
+        return _quantised(context.original, held)
     if held.not_compared:
         message += f"; the others ({held.not_compared[0]} first) it lays out in its own way, and they were not compared"
-    return Outcome(message, held.same, held.said, figures=figures)
+    return Outcome(message, held.same, held.said, figures=held)
 
 
-def _quantised(checkpoint: QuantisedCheckpoint, held: Held, figures: ForeignWeightFigures) -> Outcome:
+def _quantised(checkpoint: QuantisedCheckpoint, held: Held) -> Outcome:
     """What a file quantises is the source's to within a step of its grid, what it does not to the bit."""
     grids = len(checkpoint.grids)
     kept = len(checkpoint.entries) - grids
@@ -91,7 +80,7 @@ def _quantised(checkpoint: QuantisedCheckpoint, held: Held, figures: ForeignWeig
     same = f"{kept - len(whole)} of {kept} others to the bit"
     message = f"{grids} weights are the checkpoint's within a step of their grid, {same}"
     complaints = [*held.said, *off_grid(checkpoint)]
-    return Outcome(message, grids + held.same, complaints, figures=replace(figures, quantised=sorted(checkpoint.grids)))
+    return Outcome(message, grids + held.same, complaints, figures=replace(held, quantised=sorted(checkpoint.grids)))
 
 
 def _expected_count(context: CheckContext) -> int:

@@ -13,6 +13,7 @@ from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.could_fail import SPREAD_LEFT, doubts, spread_of
 from blockexport.compare.core.figures import Figures
+from blockexport.compare.core.logit_distance import measure
 from blockexport.compare.core.noise import floor_of
 from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -67,16 +68,16 @@ def precision(context: CheckContext) -> Outcome:
 
 def _wider_that_hold(context: CheckContext, dtype: torch.dtype) -> list[Precision]:
     """Other precisions of wider range or more digits in which eager stays finite and near to float64."""
+
+    def holds(kind: torch.dtype) -> bool:
+        run = Reference(context.checkpoint, kind, ends=context.decoder.interface.ends)
+        outputs_PV = run.run([context.ids_S], [context.reference_positions], context.progress)[0]
+        errors = measure(outputs_PV, context.expected[0], context.reference_positions)
+        floor = floor_of([errors], kind)
+        return floor.finite and not doubts(errors, floor)
+
     wider = {Precision.FP16: (Precision.BF16, Precision.FP32), Precision.BF16: (Precision.FP32,)}
-    return [one for one in wider.get(Precision.of(dtype), ()) if _holds(context, one.torch_dtype)]
-
-
-def _holds(context: CheckContext, dtype: torch.dtype) -> bool:
-    run = Reference(context.checkpoint, dtype, ends=context.decoder.interface.ends)
-    outputs_PV = run.run([context.ids_S], [context.reference_positions], context.progress)[0]
-    errors = context.measured(outputs_PV)
-    floor = floor_of([errors], dtype)
-    return floor.finite and not doubts(errors, floor)
+    return [one for one in wider.get(Precision.of(dtype), ()) if holds(one.torch_dtype)]
 
 
 @torch.inference_mode()

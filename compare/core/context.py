@@ -212,10 +212,6 @@ class CheckContext:
             return []
         return lost_in("from position to position", spread, self.floor(self.reference_positions))
 
-    def measured(self, outputs_PV: torch.Tensor) -> Errors:
-        """Errors of outputs of the judged sequence at `reference_positions`."""
-        return measure(outputs_PV, self.expected[0], self.reference_positions)
-
     def observed(self, positions: Sequence[int]) -> list[int]:
         """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""
         seen = set(self.artifact_errors.positions_P.tolist())

@@ -37,19 +37,14 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
                 f"not located: in the graph of {file.path} no residual stream is recognised, a chain of sums from the "
                 "embedding on, so of this file nothing but its outputs is known"
             )
-        _add_outputs(model, sites)
+        watched, given = _keys(sites), {value.name for value in model.graph.output}
+        others = (name for name in dict.fromkeys(watched.values()) if name not in given)
+        model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in others)
         found.append(sites)
-        files.append(ForeignFile(file.path, model, file.convention, edited=True, watched=_keys(sites)))
+        files.append(ForeignFile(file.path, model, file.convention, edited=True, watched=watched))
     watching = type(decoder)(files, decoder.config, decoder.max_sequence_length)
     watching.interface, watching.foreign, watching.in_turn = decoder.interface, decoder.foreign, True
     return WatchedSites(watching, _site_map(found, layers))
-
-
-def _add_outputs(model: onnx.ModelProto, sites: SiteMap) -> None:
-    given = {value.name for value in model.graph.output}
-    for name in dict.fromkeys(_keys(sites).values()):
-        if name not in given:
-            model.graph.output.append(helper.make_empty_tensor_value_info(name))
 
 
 def _keys(sites: SiteMap) -> dict[str, str]:
