@@ -1,4 +1,4 @@
-"""Two installed versions of blockexport, side by side: start-up, export, compare and decode.
+"""Two installed versions of blockexport, side by side: start-up, export, compare, explain and decode.
 
     python benchmarks/two_versions.py BEFORE_VENV AFTER_VENV CHECKPOINT [--rounds 5]
 
@@ -9,7 +9,9 @@ machine is noisy for both; medians of wall seconds, processor seconds, and their
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -34,11 +36,14 @@ print(sorted(times)[len(times) // 2])
 Measurement = Callable[[Path, Path], tuple[float, float]]
 
 
-def timed(command: Sequence[str | Path]) -> tuple[float, float]:
-    """Wall and processor seconds of a command that has to succeed."""
+def timed(command: Sequence[str | Path], ends_with: int = 0) -> tuple[float, float]:
+    """Wall and processor seconds of a command that has to end with this exit code."""
     wall, before = time.perf_counter(), os.times()
-    subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL, cwd=tempfile.gettempdir())
+    words = [str(part) for part in command]
+    code = subprocess.run(words, check=False, stdout=subprocess.DEVNULL, cwd=tempfile.gettempdir()).returncode
     after = os.times()
+    if code != ends_with:
+        raise SystemExit(f"exit code {code} and not {ends_with}: {' '.join(words)}")
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     return time.perf_counter() - wall, spent
 
@@ -50,14 +55,34 @@ def decode_step(venv: Path, bundle: Path) -> tuple[float, float]:
     return step, step
 
 
+def broken(bundle: Path) -> Path:
+    """A copy of the bundle in which one matrix of a layer in the middle is all zeros; made once."""
+    copy = bundle.with_name("broken")
+    if not copy.exists():
+        shutil.copytree(bundle, copy)
+        with (copy / "model.safetensors").open("r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            tensors = json.loads(file.read(length))
+            layers = {int(name.split(".")[2]) for name in tensors if name.startswith("model.layers.")}
+            begin, end = tensors[f"model.layers.{len(layers) // 2}.self_attn.o_proj.weight"]["data_offsets"]
+            file.seek(8 + length + begin)
+            file.write(bytes(end - begin))
+    return copy
+
+
 def measurements(checkpoint: Path) -> dict[str, tuple[int, Measurement]]:
     """What is measured: how many times each round, and how, given an environment and a folder of its own."""
     export: list[str | Path] = ["onnx", checkpoint, "--max-sequence-length", "512", "--no-compare", "--force"]
+
+    def compare(venv: Path) -> list[str | Path]:
+        return [venv / "bin/blockexport", "compare", "--quiet"]
+
     return {
         "import blockexport": (5, lambda venv, _: timed([venv / "bin/python", "-c", "import blockexport"])),
         "blockexport --help": (5, lambda venv, _: timed([venv / "bin/blockexport", "--help"])),
         "export": (1, lambda venv, work: timed([venv / "bin/blockexport", *export, "-o", work / "bundle"])),
-        "compare": (1, lambda venv, work: timed([venv / "bin/blockexport", "compare", work / "bundle"])),
+        "compare": (1, lambda venv, work: timed([*compare(venv), work / "bundle"])),
+        "compare and explain": (1, lambda venv, work: timed([*compare(venv), broken(work / "bundle")], ends_with=1)),
         "decode step": (1, lambda venv, work: decode_step(venv, work / "bundle")),
     }
 
