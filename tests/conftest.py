@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import gpu_run
+from tests.as_reader import EXPORT_SMOLLM2, run_as_reader
 from tests.file_order import longest_first
 from tests.made_once import MadeOnce
 from tests.support import REPOSITORY, shared_path, smollm2_gguf
@@ -57,22 +58,25 @@ def foreign(made_once: MadeOnce) -> ForeignExports:
 @pytest.fixture(scope="session")
 def judged_stories(made_once: MadeOnce) -> Path:
     """stories260K as a judged bundle with 512 cache slots, to read."""
-    return _judged(made_once, "stories260K", shared_path("models/stories260K"))
+    from blockexport.cli.main import main
+
+    def make(bundle: Path) -> None:
+        assert main(["onnx", str(shared_path("models/stories260K")), "-o", str(bundle), "--quiet"]) == 0
+
+    return made_once.path("stories260K", make)
 
 
 @pytest.fixture(scope="session")
 def judged_smollm2(made_once: MadeOnce) -> Path:
-    """SmolLM2-135M-Instruct as a judged bundle with 512 cache slots, to read."""
-    return _judged(made_once, "smollm2", smollm2_gguf())
+    """SmolLM2-135M-Instruct as a judged bundle with 512 cache slots, made by the README's command; to read."""
 
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / smollm2_gguf().name).symlink_to(smollm2_gguf())
+        done = run_as_reader(EXPORT_SMOLLM2, folder)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
-def _judged(made_once: MadeOnce, name: str, source: Path) -> Path:
-    from blockexport.cli.main import main
-
-    def make(bundle: Path) -> None:
-        assert main(["onnx", str(source), "-o", str(bundle), "-M", "512", "--quiet"]) == 0
-
-    return made_once.path(name, make)
+    return made_once.path("smollm2", make) / "smollm2"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,7 +7,9 @@ In a `console` block the lines after `$ ` are run and must exit 0. An HTML comme
     <!-- not run: reason -->   the block is not run here
 
 `python` blocks are run as scripts. The folder holds what the pages take as given: SmolLM2's GGUF file under the name it
-has in its package. The README comes first: the bundle `smollm2` of the other pages is made there.
+has in its package. The README comes first: the bundle `smollm2` of the other pages is made there, by the command that
+`judged_smollm2` runs for other tests too. A command that an earlier page had in the same words is not run again, as it
+would do the same; what it said is held against what the page shows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ import pytest
 from blockexport.compare.checks.catalogue import ALL_CHECKS
 from blockexport.runtime.backends import BACKENDS
 from blockexport.runtime.foreign.names import CACHES, INPUTS
+from tests.as_reader import EXPORT_SMOLLM2, Done, run_as_reader
 from tests.runtime.echo_decoder import ECHO
 from tests.support import REPOSITORY, smollm2_gguf
 
@@ -76,43 +79,63 @@ PAGES = in_reading_order()
 BLOCKS = [block for page in PAGES for block in blocks(page.read_text(), page.relative_to(REPOSITORY).as_posix())]
 
 
+class Reader:
+    """Runs what a reader of the pages would, in one folder.
+
+    Attributes:
+        folder: where.
+        done: what each command said and ended with.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: dict[str, Done] = {}
+
+    def command(self, words: str) -> Done:
+        """What a command says and ends with, now or when an earlier page had it.
+
+        Without `--force`, which only lets `onnx` replace what lies there (tests/cli/test_onnx_bad_input.py).
+        """
+        words = words.replace(" --force", "")
+        if words not in self.done:
+            self.done[words] = run_as_reader(words, self.folder)
+        return self.done[words]
+
+    def take(self, bundle: Path) -> None:
+        """The bundle that EXPORT_SMOLLM2 has made elsewhere, as if it had been run here.
+
+        As links to its files: what writes into one of them is found out by `MadeOnce.changed`.
+        """
+        shutil.copytree(bundle, self.folder / bundle.name, copy_function=os.link)
+        self.done[EXPORT_SMOLLM2] = Done(EXPORT_SMOLLM2, 0, "", "")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("readme")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    reader = Reader(tmp_path_factory.mktemp("readme"))
     gguf = smollm2_gguf()
-    (folder / gguf.name).symlink_to(gguf)
-    return folder
-
-
-def run(command: str | list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "120",
-    }
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        shell=isinstance(command, str),
-        capture_output=True,
-        text=True,
-        timeout=1200,  # a busy machine, or one with an old instruction set
-    )
+    (reader.folder / gguf.name).symlink_to(gguf)
+    return reader
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}-line-{block.line}")
-def test_a_block_does_what_its_page_says(block: Block, folder: Path) -> None:
+def test_a_block_does_what_its_page_says(block: Block, reader: Reader, request: pytest.FixtureRequest) -> None:
+    if EXPORT_SMOLLM2 in (command for command, _ in block.commands) and EXPORT_SMOLLM2 not in reader.done:
+        reader.take(request.getfixturevalue("judged_smollm2"))
+    does_what_its_page_says(block, reader)
+
+
+def does_what_its_page_says(block: Block, reader: Reader) -> None:
     if block.mark.startswith("not run: "):
         pytest.skip(f"{block.page}:{block.line}: {block.mark}")
     if block.language == "python":
-        done = run([sys.executable, "-c", block.body], folder)
+        done = run_as_reader([sys.executable, "-c", block.body], reader.folder)
         assert done.returncode == 0, done.stderr
         return
     assert block.commands, "a block without `$ ` shows nothing to run"
     code = int(block.mark.removeprefix("exit ")) if block.mark.startswith("exit ") else 0
     for command, shown in block.commands:
-        done = run(command, folder)
+        done = reader.command(command)
         assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
         if block.mark == "exact":
             assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines(), command
@@ -132,7 +155,12 @@ def test_a_wrong_example_would_be_caught(tmp_path: Path) -> None:
     assert (block.page, block.mark, block.language, block.line) == ("page.md", "exact", "console", 3)
     assert block.commands == [("echo one      two", "one two\n"), ("echo three", "four\n")]
     with pytest.raises(AssertionError, match="echo three"):
-        test_a_block_does_what_its_page_says(block, tmp_path)
+        does_what_its_page_says(block, Reader(tmp_path))
+
+
+def test_the_readme_exports_the_bundle_that_others_read() -> None:
+    first = next(command for block in BLOCKS for command, _ in block.commands if " onnx " in command)
+    assert first == EXPORT_SMOLLM2
 
 
 def test_the_readme_is_a_front_door() -> None:
