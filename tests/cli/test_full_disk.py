@@ -14,8 +14,26 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
+from blockexport.export import pt2
+from blockexport.export.pt2 import export_program
+from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.interface import Interface
+from blockexport.models.precision import Precision
 
 WEIGHTS = 4 * 93_168  # bytes of the preset `tiny` in float32
+
+
+@pytest.fixture(scope="module")
+def program() -> torch.export.ExportedProgram:
+    """The program that `--pt2` saves of `tiny`."""
+    checkpoint = open_checkpoint("tiny")
+    return export_program(checkpoint, Interface(checkpoint.config, Precision.FP32.element, 512))
+
+
+@pytest.fixture(autouse=True)
+def _made_once(program: torch.export.ExportedProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fills the disk is the saving; the program, which takes most of the time, is the same each time."""
+    monkeypatch.setattr(pt2, "export_program", lambda *_: program)
 
 
 @pytest.fixture
