@@ -15,6 +15,7 @@ from tests.runtime.cpp.test_cpp import ENGINES
 from tests.support import REPOSITORY
 
 ADDRESS = "address,undefined"
+PROGRAMS = ("decoder_tool", "selftest", "tokenizer_tool", "core_tests")  # the threads are in the first
 # ONNX Runtime keeps a few allocations to the end of the process.
 _SUPPRESSIONS = {"lsan": "leak:libonnxruntime\n", "tsan": "race:libonnxruntime\ncalled_from_lib:libonnxruntime\n"}
 
@@ -22,9 +23,9 @@ _SUPPRESSIONS = {"lsan": "leak:libonnxruntime\n", "tsan": "race:libonnxruntime\n
 def sanitized(kind: str) -> Path:
     """A build of the test programs with one kind of sanitizer; any finding ends the program."""
     flags = f"-fsanitize={kind} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1"
-    name = "asan" if kind == ADDRESS else "tsan"
+    name, targets = ("asan", PROGRAMS) if kind == ADDRESS else ("tsan", PROGRAMS[:1])
     options = [*cpp_build.onnxruntime_options(), "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={flags}"]
-    return cpp_build.build(name, options)
+    return cpp_build.build(name, options, *targets)
 
 
 def environment(folder: Path) -> dict[str, str]:
