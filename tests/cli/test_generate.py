@@ -27,7 +27,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder),
         "--max-sequence-length",
         "64",
-        "--pt2",
         "--no-compare",
         "--quiet",
     ]

@@ -25,6 +25,7 @@ from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import judged
 from tests.runtime.cpp import cpp_build
+from tests.small_models import small_config, small_weights, write_folder
 from tests.support import shared_path
 
 
@@ -195,6 +196,8 @@ def test_without_a_compiler_nothing_is_begun(
 
 def test_a_compiler_that_fails_is_this_machines_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that knows its version and has no headers, say."""
+    config = small_config(num_hidden_layers=1)
+    model = write_folder(tmp_path / "model", config, small_weights(config))
     broken = tmp_path / "g++"
     broken.write_text(
         '#!/bin/sh\ncase "$*" in *--version*) echo "g++ 12.0";; *) echo "no headers" >&2; exit 1;; esac\n'
@@ -202,7 +205,7 @@ def test_a_compiler_that_fails_is_this_machines_lack(tmp_path: Path, monkeypatch
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     command = [sys.executable, "-c", "import sys; from blockexport.cli.main import run; sys.exit(run())"]
-    command += ["aoti", "tiny", "-o", str(tmp_path / "bundle"), "--no-compare"]
+    command += ["aoti", str(model), "-o", str(tmp_path / "bundle"), "--no-compare"]
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 3, done.stderr
