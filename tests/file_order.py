@@ -35,6 +35,12 @@ LONGEST = (
     "compare/explain/test_bug_zoo.py",
     "runtime/text/test_bounded.py",
     "compare/test_judge_foreign.py",
+    "compare/checks/test_vacuous.py",
+    "test_packaging.py",
+    "export/bundle/test_external_data.py",
+    "cli/test_hostile.py",
+    "cli/test_selftest.py",
+    "cli/test_onnx_explained.py",
 )
 """From `pytest --durations=0`; where a file stands among its neighbours matters little."""
 
