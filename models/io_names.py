@@ -10,6 +10,8 @@ INPUTS_EMBEDS = "inputs_embeds"
 POSITION_IDS = "position_ids"
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
+PAST, PRESENT = "past_key_values.", "present."
+"""What the names of cache inputs and of cache outputs begin with; the layer and `.key` or `.value` follow."""
 
 BATCH_AXIS = "batch_size"
 SEQUENCE_AXIS = "sequence_length"
@@ -17,15 +19,14 @@ SEQUENCE_AXIS = "sequence_length"
 
 def past_names(num_hidden_layers: int) -> list[str]:
     """The cache inputs: key and value of layer 0, key and value of layer 1, ..."""
-    return [f"past_key_values.{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]
+    return [f"{PAST}{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]
 
 
 def present_names(num_hidden_layers: int) -> list[str]:
     """The cache outputs, in the order of `past_names`; output i aliases input i."""
-    return [f"present.{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]
+    return [f"{PRESENT}{i}.{kind}" for i in range(num_hidden_layers) for kind in ("key", "value")]
 
 
 def past_of(name: str) -> str | None:
     """The cache input that an output may share its buffer with; None for a name that is no cache output."""
-    prefix = "present."
-    return f"past_key_values.{name.removeprefix(prefix)}" if name.startswith(prefix) else None
+    return PAST + name.removeprefix(PRESENT) if name.startswith(PRESENT) else None

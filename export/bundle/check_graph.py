@@ -10,6 +10,7 @@ import onnx
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.onnx_file import read_onnx, require_file, require_weights
 from blockexport.export.bundle.rope_file import COS, SIN
+from blockexport.models import io_names
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
@@ -49,9 +50,8 @@ def declare_max_sequence_length(
         UsageError: M is not positive, or beyond the rows of the file's RoPE table.
     """
     require_table_rows(max_sequence_length, table_rows, trained)
-    caches = ("past_key_values.", "present.")
     for value in (*model.graph.input, *model.graph.output):
-        if value.name.startswith(caches):
+        if value.name.startswith((io_names.PAST, io_names.PRESENT)):
             value.type.tensor_type.shape.dim[2].dim_value = max_sequence_length
 
 

@@ -26,13 +26,13 @@ def genai_config(config: ModelConfig, max_sequence_length: int, eos_token_ids: S
         "inputs": {
             "input_ids": io_names.INPUT_IDS,
             "position_ids": io_names.POSITION_IDS,
-            "past_key_names": "past_key_values.%d.key",
-            "past_value_names": "past_key_values.%d.value",
+            "past_key_names": f"{io_names.PAST}%d.key",
+            "past_value_names": f"{io_names.PAST}%d.value",
         },
         "outputs": {
             "logits": io_names.LOGITS,
-            "present_key_names": "present.%d.key",
-            "present_value_names": "present.%d.value",
+            "present_key_names": f"{io_names.PRESENT}%d.key",
+            "present_value_names": f"{io_names.PRESENT}%d.value",
         },
     }
     model: dict[str, Any] = {

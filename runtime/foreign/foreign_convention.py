@@ -132,14 +132,14 @@ def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | No
     layers, pasts, presents = found.layers, io_names.past_names(found.layers), io_names.present_names(found.layers)
     if not layers:
         raise UsageError(
-            f"{path} has no cache inputs such as past_key_values.0.key, so there are no decode steps to judge: export "
-            f"it with a cache (optimum: --task text-generation-with-past), or name them with --map "
+            f"{path} has no cache inputs such as {io_names.past_names(1)[0]}, so there are no decode steps to judge: "
+            "export it with a cache (optimum: --task text-generation-with-past), or name them with --map "
             f"'{roles.PAST_KEY}=NAME_{{i}}'. It takes {_some(found.inputs.values())}"
         )
     for role in (io_names.LOGITS, *presents):
         if role not in given:
             raise UsageError(f"{path} has no output {role}, by that or a known name: it gives {_some(outputs)}")
-    takes_cache = any(_is_past(role) for role in taken)
+    takes_cache = any(role.startswith(io_names.PAST) for role in taken)
     shape = _cache_shape(taken, pasts, path) if takes_cache else _cache_shape(given, presents, path)
     ids, logits, present = sizes_of(taken[io_names.INPUT_IDS]), sizes_of(given[io_names.LOGITS]), given[presents[0]]
     return Convention(
@@ -153,10 +153,6 @@ def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | No
         all_logits=len(logits) == 3 and len(ids) == 2 and logits[1] == ids[1] != "?",
         unjudged=tuple(name for name in outputs if name not in found.outputs.values()),
     )
-
-
-def _is_past(role: str) -> bool:
-    return role.startswith("past_key_values.")
 
 
 def _refuse_kinds(graph: onnx.GraphProto, path: Path) -> None:
@@ -180,7 +176,7 @@ def _ports(taken: Values, odd: Sequence[onnx.ValueInfoProto], path: Path) -> dic
         )
     ports = {}
     for role, value in taken.items():
-        if _is_past(role):
+        if role.startswith(io_names.PAST):
             continue
         dtype, sizes = _TYPES.get(value.type.tensor_type.elem_type), sizes_of(value)
         known = roles.INPUTS[re.sub(r"\.\d+$", ".{i}", role)].forms

@@ -27,8 +27,8 @@ NUM_LOGITS_TO_KEEP = "num_logits_to_keep"
 USE_CACHE_BRANCH = "use_cache_branch"
 CUMULATIVE_LENGTH = "cumulative_length.{i}"
 WINDOW = "sliding_window.{i}"
-PAST_KEY, PAST_VALUE = "past_key_values.{i}.key", "past_key_values.{i}.value"
-PRESENT_KEY, PRESENT_VALUE = "present.{i}.key", "present.{i}.value"
+PAST_KEY, PAST_VALUE = f"{io_names.PAST}{{i}}.key", f"{io_names.PAST}{{i}}.value"
+PRESENT_KEY, PRESENT_VALUE = f"{io_names.PRESENT}{{i}}.key", f"{io_names.PRESENT}{{i}}.value"
 FULL_MASK, WINDOW_MASK = f"{ATTENTION_MASK}.full_attention", f"{ATTENTION_MASK}.sliding_attention"
 
 
@@ -135,7 +135,7 @@ def read_map(entries: Sequence[str]) -> dict[str, str]:
         if not equals or not name or role not in ROLES or ("{i}" in role) is not ("{i}" in name):
             raise UsageError(
                 f"--map {entry!r} is not ROLE=NAME with one of the roles {', '.join(ROLES)}; where a role has {{i}}, "
-                "for the layer's number, the name has it too, as in 'past_key_values.{i}.key=k_{i}'"
+                f"for the layer's number, the name has it too, as in '{PAST_KEY}=k_{{i}}'"
             )
         found[role] = name
     return found
@@ -187,10 +187,10 @@ def _match(template: str, name: str) -> str | None:
 
 def _by_flow(model: onnx.ModelProto, given: Mapping[str, str], taken: set[str]) -> dict[str, str]:
     """Cache outputs by the input whose entries they hold."""
-    roles = {name: role for role, name in given.items() if role.startswith("past_key_values.")}
+    roles = {name: role for role, name in given.items() if role.startswith(io_names.PAST)}
     pairs = CacheFlow(FlatGraph(model)).pairs
     return {
-        roles[past].replace("past_key_values.", "present."): output
+        roles[past].replace(io_names.PAST, io_names.PRESENT): output
         for output, past in pairs.items()
         if past in roles and output not in taken
     }
