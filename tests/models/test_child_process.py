@@ -1,4 +1,4 @@
-"""The process that builds engines ends with the command that started it, whatever ended that."""
+"""A process for some work ends with the command that started it, whatever ended that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blockexport.export.tensorrt.child_process import command
+from blockexport.models.child_process import command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 
@@ -19,7 +19,7 @@ BUILDS = "import time\ndef serve(connection):\n    print('builds', flush=True)\n
 WAITS = """
 import os, subprocess, sys, time
 from multiprocessing.connection import Pipe
-from blockexport.export.tensorrt.child_process import command
+from blockexport.models.child_process import command
 
 ours, theirs = Pipe()
 builder = subprocess.Popen(
