@@ -55,7 +55,7 @@ HOMES: dict[str, set[str]] = {
     "gguf": {"models/checkpoints/gguf_checkpoint.py", "models/checkpoints/gguf_header.py"},
     "huggingface_hub": {"models/checkpoints/hub.py"},
     "tokenizers": {"runtime/text/detokenize.py", "runtime/text/encoder.py"},
-    "jinja2": {"compare/report/report_html.py", "runtime/text/template_worker.py"},
+    "jinja2": {"compare/report/html_page.py", "runtime/text/template_worker.py"},
     "rich": {"cli/console.py", "cli/doctor_command.py", "cli/inspect_view.py", "compare/report/report_table.py"},
     # Test dependencies, and libraries that only later parts may use.
     **{library: set() for library in ("onnxscript", "transformers", "onnxruntime_genai", "tensorrt", "tensorrt_rtx")},

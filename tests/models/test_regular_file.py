@@ -33,7 +33,7 @@ OTHER_READERS = {
     "runtime/threads.py",
     "compare/audits/artifact_weights.py",
     "compare/report/report_files.py",
-    "compare/report/report_html.py",
+    "compare/report/html_page.py",
 }
 
 
