@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
     from blockexport.library import (
+        bench_bundle,
         build_engine,
         compare_bundle,
     )
@@ -36,6 +37,7 @@ _HOMES = {
     "ExportedBundle": "bundle_export",
     "NotJudgedError": "models.errors",
     "UsageError": "models.errors",
+    "bench_bundle": "library",
     "build_engine": "library",
     "compare_bundle": "library",
     "export_bundle": "bundle_export",
@@ -50,6 +52,7 @@ __all__ = [
     "NotJudgedError",
     "UsageError",
     "__version__",
+    "bench_bundle",
     "build_engine",
     "compare_bundle",
     "export_bundle",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blockexport.compare.report.report import Report
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
+    from blockexport.runtime.bench.bench_result import BenchResult
 
 DEFAULT_PREFILL = 512  # tokens per row and step of an engine, where the cache is not smaller
 DEFAULT_BATCH = 8  # rows of an engine
@@ -149,3 +150,66 @@ def build_engine(
         entry = engine_entry(adapter, request, built)
         manifest = place_engine(folder, partial, name, entry, manifest)
     return BuiltEngine(name, manifest, built.timing_cache)
+
+
+def bench_bundle(
+    bundle: str | Path,
+    *,
+    backends: Sequence[str] = (),
+    against: Sequence[str | Path] = (),
+    contexts: Sequence[int] = (),
+    batch_sizes: Sequence[int] = (1,),
+    steps: int = 16,
+    rounds: int = 5,
+    threads: int | None = None,
+    max_sequence_length: int | None = None,
+    model: str | None = None,
+    low_memory: bool = False,
+    progress: Progress = silent,
+) -> BenchResult:
+    """Measure how fast a bundle runs on this machine, beside what the machine can do at most and beside other tools.
+
+    Each side (the bundle on each backend, then what it is held against) is opened and runs every case, once to warm up
+    and once to be timed, in a process of its own, with the same tokens and threads; the sides take turns.
+
+    Args:
+        bundle: the folder.
+        backends: what runs it; ONNX Runtime by default.
+        against: other bundles, folders of onnxruntime-genai's, GGUF files (run by llama.cpp); `genai:FOLDER` runs a
+            bundle in onnxruntime-genai.
+        contexts: tokens in the cache before decoding; by default a short and a long prompt.
+        batch_sizes: rows that are run at once.
+        steps: timed tokens of each row.
+        rounds: turns of each side. A median of fewer than five is for trying out.
+        threads: of the processor; OMP_NUM_THREADS, or the cores this process may use, by default.
+        max_sequence_length: declare the bundle's cache slots anew.
+        model: the source checkpoint, for the backend `eager`.
+        low_memory: map the weights of bundles instead of repacking them (onnxruntime).
+        progress: told how far the work is.
+
+    Raises:
+        UsageError: no such bundle, backend or file, more tokens than a cache holds, sides of different vocabularies.
+        NotJudgedError: what a side needs is not installed or not on this machine, or its process was killed.
+    """
+    from blockexport.runtime.backends import ONNXRUNTIME
+    from blockexport.runtime.bench.bench import run_bench
+    from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, usual_contexts
+    from blockexport.runtime.bench.meter import processor_name
+    from blockexport.runtime.bench.sides import bundle_side, check_sides, other_side
+    from blockexport.runtime.threads import chosen_threads
+
+    slots, steps = whole("max_sequence_length", max_sequence_length, least=1), whole("steps", steps, least=1)
+    sides = [
+        bundle_side(Path(bundle), name, max_sequence_length=slots, model=model, low_memory=low_memory)
+        for name in backends or (ONNXRUNTIME.name,)
+    ]
+    sides += [other_side(str(named), sides[0]) for named in against]
+    contexts = contexts or usual_contexts(min(side.capacity for side in sides), steps)
+    cases = tuple(
+        BenchCase(whole("batch_size", rows, least=1), whole("context", context, least=1))
+        for rows in batch_sizes
+        for context in contexts
+    )
+    plan = BenchPlan(cases, steps, whole("rounds", rounds, least=1), chosen_threads(threads))
+    check_sides(sides, plan)
+    return run_bench(sides, plan, processor_name(), progress)

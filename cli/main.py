@@ -34,6 +34,7 @@ COMMANDS = {
     "inspect": "Count a model's parameters, operations and cache.",
     "generate": "Answer a prompt from a bundle.",
     "selftest": "Replay a bundle's golden vectors on this machine.",
+    "bench": "Measure a bundle's speed, beside the machine's and other tools'.",
     "redeclare": "Give a bundle another number of cache slots.",
     "aoti": "Compile a bundle's model for programs with libtorch.",
     "cpp": "Write a C++ project that chats with a bundle.",

@@ -27,12 +27,21 @@ def use_threads(asked: int | None = None) -> int:
     """
     import torch
 
+    count = chosen_threads(asked)
+    torch.set_num_threads(count)
+    return count
+
+
+def chosen_threads(asked: int | None = None) -> int:
+    """How many threads `use_threads` lets compute, without PyTorch.
+
+    Raises:
+        UsageError: as `use_threads`.
+    """
     limit = most_threads()
     if asked is not None and not 1 <= asked <= limit:
         raise UsageError(f"--threads {asked} is outside 1..{limit}: choose at most the cores of this machine")
-    count = asked or _environment() or usable_cores()
-    torch.set_num_threads(count)
-    return count
+    return asked or _environment() or usable_cores()
 
 
 def most_threads() -> int:

@@ -56,9 +56,17 @@ HOMES: dict[str, set[str]] = {
     "huggingface_hub": {"models/checkpoints/hub.py"},
     "tokenizers": {"runtime/text/detokenize.py", "runtime/text/encoder.py"},
     "jinja2": {"compare/report/html_page.py", "runtime/text/template_worker.py"},
-    "rich": {"cli/console.py", "cli/doctor_command.py", "cli/inspect_view.py", "compare/report/report_table.py"},
+    "onnxruntime_genai": {"runtime/bench/genai_runner.py"},
+    "xllamacpp": {"runtime/bench/llama_runner.py"},
+    "rich": {
+        "cli/bench_view.py",
+        "cli/console.py",
+        "cli/doctor_command.py",
+        "cli/inspect_view.py",
+        "compare/report/report_table.py",
+    },
     # Test dependencies, and libraries that only later parts may use.
-    **{library: set() for library in ("onnxscript", "transformers", "onnxruntime_genai", "tensorrt", "tensorrt_rtx")},
+    **{library: set() for library in ("onnxscript", "transformers", "tensorrt", "tensorrt_rtx")},
 }
 LIGHT_OF_OURS = {
     "blockexport.models.did_you_mean",

@@ -1,0 +1,85 @@
+"""The least time that a model's arithmetic and memory traffic allow on a machine, by counting.
+
+A step reads every weight once, for all rows together, and the keys and values that its rows see. A prompt is read
+through once: every weight is read once, and the keys and values of all its tokens are written. The head is counted
+for a prompt's last token alone, for no other token's logits are needed. Activations are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockexport.models.config import arithmetic
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.runtime.bench.bench_plan import BenchCase, Footprint
+
+
+@dataclass(frozen=True)
+class MachineSpeed:
+    """What a machine was measured to do at most.
+
+    Attributes:
+        device: as PyTorch names it.
+        memory_bandwidth: bytes read per second.
+        matrix_peak: floating-point operations per second in a product of large matrices.
+        matrix_type: the type of those matrices.
+    """
+
+    device: str
+    memory_bandwidth: float
+    matrix_peak: float
+    matrix_type: str
+
+    def best(self, other: MachineSpeed) -> MachineSpeed:
+        """The larger of both figures: what disturbs a measurement makes it smaller."""
+        return MachineSpeed(
+            self.device,
+            max(self.memory_bandwidth, other.memory_bandwidth),
+            max(self.matrix_peak, other.matrix_peak),
+            self.matrix_type,
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that have to pass, and floating-point operations."""
+
+    bytes: int
+    flops: int
+
+    def seconds(self, speed: MachineSpeed) -> float:
+        """The least time for it: that of the traffic, or of the arithmetic where it takes longer."""
+        return max(self.bytes / speed.memory_bandwidth, self.flops / speed.matrix_peak)
+
+
+def prefill_work(footprint: Footprint, case: BenchCase) -> Work:
+    """From a prompt of `context` tokens in every row to the logits of the last one."""
+    config, (rows, context) = footprint.config, case
+    written = arithmetic.cache_bytes(config, footprint.cache_itemsize, context, rows)
+    without_head = arithmetic.weight_flops(config) - _head_flops(config)
+    attention = sum(_causal_flops(config, layer, context) for layer in range(config.num_hidden_layers))
+    flops = context * without_head + _head_flops(config) + attention
+    return Work(footprint.weight_bytes + written, rows * flops)
+
+
+def step_work(footprint: Footprint, case: BenchCase, steps: int) -> Work:
+    """`steps` tokens of every row, one after the other, after `context` others."""
+    config, (rows, context) = footprint.config, case
+    per_slot = arithmetic.cache_bytes(config, footprint.cache_itemsize) // config.num_hidden_layers
+    bytes_, flops = 0, 0
+    for visible in range(context + 1, context + steps + 1):
+        slots = sum(arithmetic.visible_tokens(config, layer, visible) for layer in range(config.num_hidden_layers))
+        bytes_ += footprint.weight_bytes + rows * per_slot * slots
+        flops += rows * (arithmetic.weight_flops(config) + arithmetic.all_attention_flops(config, visible))
+    return Work(bytes_, flops)
+
+
+def _head_flops(config: ModelConfig) -> int:
+    return 2 * config.vocab_size * config.hidden_size
+
+
+def _causal_flops(config: ModelConfig, layer: int, tokens: int) -> int:
+    """`attention_flops` of tokens that see 1, 2, ... `tokens` slots, at most their window."""
+    seen = arithmetic.visible_tokens(config, layer, tokens)
+    slots = seen * (seen + 1) // 2 + (tokens - seen) * seen
+    return arithmetic.attention_flops(config, 1, layer) * slots

@@ -1,0 +1,212 @@
+"""From what a user names to a side of a benchmark: a bundle, a folder of onnxruntime-genai's, a GGUF file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, read_manifest
+from blockexport.export.bundle.rope_file import ROPE_FILE
+from blockexport.models.checkpoints.safetensors_header import read_header
+from blockexport.models.checkpoints.sources import GGUF_SUFFIX
+from blockexport.models.element_types import BY_NAME
+from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Interface
+from blockexport.models.regular_file import read_json_object
+from blockexport.runtime.backends import Backend, Library, backend_named
+from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, Footprint, Side, slots_needed
+from blockexport.runtime.decoder_inputs import check_rows
+
+GENAI, LLAMA = "genai", "llama.cpp"
+GENAI_CONFIG = "genai_config.json"
+_EMBEDDING, _HEAD = "model.embed_tokens.", "lm_head."
+_GGUF_EMBEDDING, _GGUF_HEAD = "token_embd.weight", "output.weight"
+_HALF = 2  # bytes of a value in llama.cpp's cache
+
+
+def bundle_side(
+    folder: Path,
+    backend: str,
+    *,
+    max_sequence_length: int | None = None,
+    model: str | None = None,
+    low_memory: bool = False,
+) -> Side:
+    """A bundle on one of our backends; see `open_decoder` for the arguments.
+
+    Raises:
+        UsageError: there is no such bundle or backend.
+        ModuleNotFoundError: the backend's library is not installed.
+    """
+    manifest, record = read_manifest(folder), backend_named(backend)
+    match record:
+        case Backend(library=Library(module=module) as needed) if not needed.versions():
+            raise ModuleNotFoundError(name=module)
+    return Side(
+        name=f"{backend} {folder}",
+        runner="blockexport.runtime.bench.bundle_runner:BundleRunner",
+        path=folder,
+        vocab_size=manifest.config.vocab_size,
+        capacity=max_sequence_length or manifest.max_sequence_length,
+        backend=backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        low_memory=low_memory,
+        device=record.devices[0],
+        element=manifest.precision.element.name,
+        footprint=Footprint(manifest.config, _read_bytes(folder, manifest), manifest.precision.element.itemsize),
+        notes=_bundle_notes(manifest, low_memory),
+    )
+
+
+def other_side(named: str, ours: Side) -> Side:
+    """What `--against` names, to be run beside a bundle of ours.
+
+    Args:
+        named: a bundle, a folder with a genai_config.json, or a GGUF file. `genai:FOLDER` runs a bundle in
+            onnxruntime-genai.
+        ours: the bundle.
+
+    Raises:
+        UsageError: it is none of these.
+        NotJudgedError: what runs it is not installed.
+        ModuleNotFoundError: as `bundle_side`.
+    """
+    forced, _, rest = named.partition(":")
+    is_forced = rest and forced in (GENAI, LLAMA)
+    path = Path(rest if is_forced else named).expanduser()
+    if not path.exists():
+        raise UsageError(f"--against {named}: there is no {path}")
+    kind = forced if is_forced else _kind_of(path)
+    if kind == GENAI:
+        return _genai_side(path, ours)
+    if kind == LLAMA:
+        return _llama_side(path, ours)
+    return bundle_side(path, ours.backend or "", low_memory=ours.low_memory)
+
+
+def check_sides(sides: Sequence[Side], plan: BenchPlan) -> None:
+    """Whether every side can do what is asked.
+
+    Raises:
+        UsageError: one has too few cache slots, other tokens, or takes fewer rows.
+        NotJudgedError: the cache of one would be larger than this machine's memory.
+    """
+    first = sides[0]
+    for side in sides:
+        if side.vocab_size != first.vocab_size:
+            raise UsageError(
+                f"{side.name} has a vocabulary of {side.vocab_size} and {first.name} of {first.vocab_size}: they "
+                "cannot be given the same tokens. Compare exports of one model"
+            )
+        for case in plan.cases:
+            _check_case(side, case, plan.steps)
+            if side.footprint is not None:
+                slots = side.max_sequence_length or side.capacity
+                check_rows(case.batch_size, Interface(side.footprint.config, BY_NAME[side.element], slots))
+
+
+def _check_case(side: Side, case: BenchCase, steps: int) -> None:
+    needed, room = slots_needed(case.context, steps), side.capacity - slots_needed(0, steps)
+    if needed > side.capacity:
+        remedy = (
+            f"take a context of at most {room}"
+            if room > 0
+            else f"take fewer steps, at most {side.capacity - slots_needed(1, 0)}"
+        )
+        more = ", or give a larger max_sequence_length" if side.is_ours else ""
+        raise UsageError(
+            f"a context of {case.context} and {steps} steps need {needed} cache slots, and {side.name} has "
+            f"{side.capacity}: {remedy}{more}"
+        )
+    if side.most_rows is not None and case.batch_size > side.most_rows:
+        raise UsageError(
+            f"a batch of {case.batch_size} was asked for, and {side.name} is run with at most {side.most_rows} row: "
+            "leave it or the larger batches out"
+        )
+
+
+def _kind_of(path: Path) -> str | None:
+    """None is a bundle."""
+    if path.is_dir():
+        if (path / MANIFEST).exists():
+            return None
+        if (path / GENAI_CONFIG).exists():
+            return GENAI
+        raise UsageError(
+            f"{path} has no {MANIFEST} and no {GENAI_CONFIG}: give a bundle, a folder of onnxruntime-genai's, or a "
+            ".gguf file"
+        )
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return LLAMA
+    raise UsageError(f"{path} is a file of no known kind: give a bundle, a folder of onnxruntime-genai's, or a .gguf")
+
+
+def _genai_side(folder: Path, ours: Side) -> Side:
+    _require("onnxruntime_genai", "onnxruntime-genai", folder)
+    path = folder / GENAI_CONFIG
+    if not path.is_file():
+        raise UsageError(f"{folder} is no folder of onnxruntime-genai's: it has no {GENAI_CONFIG}")
+    model = read_json_object(path, "copy the folder again").get("model")
+    numbers = [model.get(key) if isinstance(model, dict) else None for key in ("vocab_size", "context_length")]
+    if not all(type(number) is int and number > 0 for number in numbers):
+        raise UsageError(f"{path} is damaged: model.vocab_size and model.context_length are {numbers}")
+    vocab_size, context_length = (int(number or 0) for number in numbers)
+    is_bundle = (folder / MANIFEST).exists()
+    beside = bundle_side(folder, ours.backend or "") if is_bundle else None
+    return Side(
+        name=f"onnxruntime-genai {folder}",
+        runner="blockexport.runtime.bench.genai_runner:GenaiRunner",
+        path=folder,
+        vocab_size=vocab_size,
+        capacity=context_length,
+        max_sequence_length=min(context_length, ours.capacity) if beside is None else context_length,
+        footprint=None if beside is None else beside.footprint,
+        notes=() if beside is None else beside.notes,
+    )
+
+
+def _llama_side(path: Path, ours: Side) -> Side:
+    from blockexport.models.checkpoints.gguf_header import read_gguf
+    from blockexport.models.checkpoints.sources import open_config
+
+    _require("xllamacpp", "xllamacpp", path)
+    config, (_, tensors) = open_config(str(path)), read_gguf(path)
+    lengths = {tensor.name: tensor.length for tensor in tensors}
+    looked_up = lengths.get(_GGUF_EMBEDDING, 0) if _GGUF_HEAD in lengths else 0
+    return Side(
+        name=f"{LLAMA} {path}",
+        runner="blockexport.runtime.bench.llama_runner:LlamaRunner",
+        path=path,
+        vocab_size=config.vocab_size,
+        capacity=config.max_position_embeddings,
+        max_sequence_length=min(config.max_position_embeddings, ours.capacity),
+        most_rows=1,
+        footprint=Footprint(config, sum(lengths.values()) - looked_up, _HALF),
+        notes=("times as llama.cpp tells them, cache in float16, logits of the last token alone",),
+    )
+
+
+def _require(module: str, distribution: str, path: Path) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise NotJudgedError(f"{distribution}, which runs {path}, is not installed: pip install {distribution}")
+
+
+def _read_bytes(folder: Path, manifest: Manifest) -> int:
+    """Bytes of the weights that every step reads: of the RoPE tables, and of an embedding with a head beside it, rows
+    alone are looked up."""
+    made_from = manifest.files[ONNX_FILE].made_from
+    files = [name for name in made_from if name.endswith(".safetensors") and name != ROPE_FILE]
+    lengths = {name: one.length for file in files for name, one in read_header(folder / file).items()}
+    has_head = any(name.startswith(_HEAD) for name in lengths)
+    return sum(length for name, length in lengths.items() if not (has_head and name.startswith(_EMBEDDING)))
+
+
+def _bundle_notes(manifest: Manifest, low_memory: bool) -> tuple[str, ...]:
+    notes = ["weights mapped, not repacked"] if low_memory else []
+    if manifest.headless:
+        notes.append("headless: given embeddings, computes no logits")
+    elif not manifest.last_logits_only:
+        notes.append("computes the logits of every token of a prompt")
+    return tuple(notes)

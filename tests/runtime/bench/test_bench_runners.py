@@ -1,0 +1,136 @@
+"""Each runner runs what it says: so many tokens, the likeliest each time, in every row, again from an empty cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blockexport.models.errors import NotJudgedError
+from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, CaseSample, Side, prompt_ids
+from blockexport.runtime.bench.bundle_runner import BundleRunner
+from blockexport.runtime.bench.meter import Meter
+from blockexport.runtime.bench.runner import open_runner
+from blockexport.runtime.bench.sides import bundle_side, other_side
+from blockexport.runtime.open import open_decoder
+from tests.exported import export, random_model
+from tests.support import shared_path
+
+STEPS = 5
+PLAN = BenchPlan((BenchCase(3, 9),), STEPS, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    export(random_model(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Path) -> list[list[int]]:
+    """[step][row] ids: the first token after the prompts, and one for each step."""
+    decoder = open_decoder(bundle, threads=1)
+    decoder.reset(3)
+    chosen = [decoder.prefill(torch.tensor(prompt_ids(PLAN.cases[0], 101)))[:, -1:].argmax(-1)]
+    for _ in range(STEPS):
+        chosen.append(decoder.step(chosen[-1])[:, -1:].argmax(-1))
+    return [one[:, 0].tolist() for one in chosen]
+
+
+def watched(runner: Any, after: Any) -> list[list[int]]:
+    """What the runner chooses in its second run, told by `after`; it has to choose the same as in the first."""
+    runner.load()
+    prompt = prompt_ids(PLAN.cases[0], 101)
+    runs = []
+    for _ in range(2):
+        chosen: list[list[int]] = []
+        for name in ("first_token", "step"):
+            original = getattr(type(runner), name)
+
+            def told(original: Any = original, chosen: list[list[int]] = chosen) -> None:
+                original(runner)
+                chosen.append(after())
+
+            setattr(runner, name, told)
+        sample = runner.run(prompt, STEPS, Meter())
+        assert sample.first_token_seconds > 0 and sample.decode_seconds > 0
+        runs.append(chosen)
+    assert runs[0] == runs[1]
+    return runs[1]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "replay"])
+def test_a_bundle_in_a_decoder_of_ours(backend: str, bundle: Path, expected: list[list[int]]) -> None:
+    runner = open_runner(bundle_side(bundle, backend), PLAN)
+    assert isinstance(runner, BundleRunner)
+    chosen = watched(runner, lambda: runner._inputs[:, 0].tolist())
+    assert chosen == expected
+    assert runner._decoder.lengths_B.tolist() == [9 + STEPS] * 3
+    assert ("onnxruntime" if backend == "onnxruntime" else "torch") in runner.version
+
+
+def test_a_bundle_in_genai_even_past_its_end_of_text(bundle: Path, tmp_path: Path, expected: list[list[int]]) -> None:
+    """The first token that row 0 chooses is made one that ends a text: the steps are run all the same."""
+    ends = expected[0][0]
+    export(random_model(eos_token_ids=(ends,)), tmp_path)
+    side = other_side(f"genai:{tmp_path}", bundle_side(bundle, "onnxruntime"))
+    runner: Any = open_runner(side, PLAN)
+    chosen = watched(runner, lambda: runner._generator.get_next_tokens().tolist())
+    assert len(chosen) == 1 + STEPS and not runner._generator.is_done()
+    assert runner._generator.token_count() == 9 + STEPS + 1
+    # That token is never chosen, which is how genai goes on; the other rows choose as ours do.
+    assert [row[1] for row in chosen] == [row[1] for row in expected]
+    assert "onnxruntime-genai" in runner.version
+
+
+def test_a_headless_bundle_is_fed_embeddings(tmp_path: Path) -> None:
+    export(random_model(), tmp_path, headless=True)
+    side = bundle_side(tmp_path, "onnxruntime")
+    assert side.notes == ("headless: given embeddings, computes no logits",)
+    runner = BundleRunner(side, PLAN)
+    runner.load()
+    runner.run(prompt_ids(PLAN.cases[0], 101), STEPS, Meter())
+    assert runner._decoder.lengths_B.tolist() == [9 + STEPS] * 3
+    assert runner._inputs.shape == (3, 1, 24)
+
+
+class Answers:
+    """A server of llama.cpp's that answers what it is told to, taking its time."""
+
+    def __init__(self, **timings: float) -> None:
+        self.timings = timings
+
+    def handle_completions(self, request: dict[str, Any], listen: Any) -> None:
+        self.request = request
+        for _ in range(int(request["n_predict"])):
+            listen({"choices": []})
+        listen({"choices": [], "timings": self.timings})
+
+
+def llama_side() -> Side:
+    path = shared_path("models/stories260K/stories260K-F32.gguf")
+    ours = Side("ours", "", path, 512, 64, backend="onnxruntime")
+    return other_side(str(path), ours)
+
+
+def test_a_gguf_file_in_llama_cpp() -> None:
+    runner: Any = open_runner(llama_side(), PLAN)
+    runner.load()
+    for _ in range(2):  # nothing of the first prompt is taken from a cache
+        sample = runner.run(prompt_ids(BenchCase(1, 20), 512), STEPS, Meter())
+        assert sample.first_token_seconds > 0 and sample.decode_seconds > 0
+
+
+def test_llama_cpp_is_timed_by_itself_and_has_to_have_run_it_all() -> None:
+    runner: Any = open_runner(llama_side(), PLAN)
+    joules = iter([1.0, 4.0, 20.0])
+    meter = Meter(joules=lambda: next(joules))
+    runner._server = Answers(prompt_n=20, prompt_ms=30.0, predicted_n=STEPS + 1, predicted_ms=500.0)
+    assert runner.run([[7] * 20], STEPS, meter) == CaseSample(0.03, 0.5, 3.0, 16.0)
+    assert (runner._server.request["n_predict"], runner._server.request["cache_prompt"]) == (STEPS + 1, False)
+    runner._server = Answers(prompt_n=1, prompt_ms=30.0, predicted_n=STEPS + 1, predicted_ms=500.0)
+    with pytest.raises(NotJudgedError, match=r"llama.cpp did not run 20 tokens and 5 more .*prompt_n"):
+        runner.run([[7] * 20], STEPS, Meter(joules=lambda: None))
