@@ -66,7 +66,7 @@ def test_add_subdirectory_and_fetch_content(tmp_path: Path) -> None:
             f'set(BLOCKEXPORT_WITH_ONNXRUNTIME OFF CACHE BOOL "")\n{lines}\n'
             "add_executable(user ../main.cpp)\ntarget_link_libraries(user PRIVATE blockexport::blockexport)\n"
         )
-        quick = ["-DCMAKE_CXX_FLAGS=-O0", *cpp_build.AS_ONE]
+        quick = ["-DCMAKE_CXX_FLAGS_RELEASE=-O0", *cpp_build.AS_ONE]
         cpp_build.run(["cmake", "-S", str(project), "-B", str(project / "build"), *quick])
         if name == "subdirectory":
             cpp_build.run(["cmake", "--build", str(project / "build"), "-j", "2", "--target", "user"])
