@@ -153,11 +153,12 @@ class CachedPath:
         What a layer finds there, another has made in the call before: so all layers run in one call before the next
         begins, and each layer's weights are read again for each call.
         """
-        layers, reads = self.config.num_hidden_layers, case.defect.reads
+        layers = self.config.num_hidden_layers
         embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
         empty, streams = self._empty(), list[torch.Tensor]()
         left = dict.fromkeys(range(layers), empty)
         for call in counted(self.calls, "explain: trying exchanged caches, call", progress):
+            reads = case.defect.reads if call.start >= case.first_position else {}
             x_SD, made = embedded[call.start : call.stop], dict[int, Past]()
             for layer in range(layers):
                 block = make_block(self.checkpoint, layer, self.dtype)

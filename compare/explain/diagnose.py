@@ -114,7 +114,9 @@ class _Trial:
         calls = calls[:last]
         kept = [i for i, position in enumerate(self.evidence.positions) if position < calls[-1].stop]
         trial = _Trial(replace(self.evidence.at(kept), calls=calls), self.hints)
-        return _Tried(trial._judge([Case(misread)]), set())
+        # Where the prompt has a graph of its own, the first step still finds what that has left in good order.
+        cases = [Case(misread), *(Case(misread, None, call.start) for call in calls[2:3])]
+        return _Tried(trial._judge(cases), set())
 
     def _all(self, defects: Sequence[Defect], late: int | None) -> _Tried:
         """Every defect in the whole model."""

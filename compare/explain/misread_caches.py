@@ -16,11 +16,11 @@ from blockexport.compare.core.evidence import fed
 from blockexport.compare.explain.defects_position import misread
 from blockexport.compare.explain.value_distance import relative_error
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.errors import ArtifactError, UsageError
+from blockexport.models.errors import ArtifactError, NotJudgedError, UsageError
 from blockexport.runtime.decoder import Decoder
 
-# A graph that takes single tokens hands its caches on within a longer prompt; another may not take a prompt of one.
-PROMPTS = (1, 2)
+# A graph that takes single tokens has handed its caches on within a prompt of two, so that nobody's are in them.
+PROMPTS = (2, 1)
 WRITTEN_BY = 0.1  # of its size, at which an entry still is eager's: rounding is far less, another layer's far more
 
 Caches = dict[CachePlace, torch.Tensor]
@@ -46,9 +46,10 @@ def misread_caches(decoder: Decoder, checkpoint: Checkpoint, ids_S: torch.Tensor
         try:
             before, after = _around_a_step(decoder, checkpoint, ids_S, prompt)
             sources = {place: _source(place, held, before) for place, held in after.items()}
-            if any(source != place for place, source in sources.items()):
-                return _defect(sources, _writers(checkpoint, ids_S[:prompt], before))
-        except (ArtifactError, UsageError, _UnknownError):
+            if all(source == place for place, source in sources.items()):
+                return None
+            return _defect(sources, _writers(checkpoint, ids_S[:prompt], before))
+        except (ArtifactError, NotJudgedError, UsageError, _UnknownError):
             continue
     return None
 
