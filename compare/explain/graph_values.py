@@ -66,6 +66,11 @@ class SiteError:
         return not self.absent and not self.error <= SITE_FACTOR.value * self.floor
 
     @property
+    def nearly_outside(self) -> bool:
+        """Whether it is beyond half of what would leave the floor, which noise alone hardly is."""
+        return not self.absent and self.error > SITE_FACTOR.value / 2 * self.floor
+
+    @property
     def doubtful(self) -> bool:
         """Whether it leaves the floor by so little that it may be eager's luck: a firmer one must decide."""
         return self.outside and self.error <= DOUBT * SITE_FACTOR.value * self.floor

@@ -254,6 +254,7 @@ def _first(rows: Sequence[SiteError]) -> Location | None:
     index = next((i for i, row in enumerate(rows) if row.outside), None)
     if index is None:
         return None
+    outside, index = rows[index], _begun(rows, index)
     row = blamed = rows[index]
     # A value that the graph lacks, between one that is right and the first that differs, is what differs. Where more
     # than one is missing in a row, nothing can be said about which.
@@ -263,7 +264,7 @@ def _first(rows: Sequence[SiteError]) -> Location | None:
         blamed = before[0]
     lost = next((r for r in rows if not r.finite), row)
     return Location(
-        position=row.call.start if row.position is None else row.position,
+        position=row.call.start if outside.position is None else outside.position,
         call=row.call.start,
         layer=row.layer,
         site=blamed.site,
@@ -272,10 +273,19 @@ def _first(rows: Sequence[SiteError]) -> Location | None:
         absent=blamed.absent,
         layers=frozenset(r.layer for r in rows if r.outside and r.layer is not None),
         times=None if blamed.absent else row.times,
-        finite=row.finite,
+        finite=outside.finite,
         not_finite="" if lost is row else _place(lost.layer, lost.site),
         instead="" if blamed.absent else row.instead,
     )
+
+
+def _begun(rows: Sequence[SiteError], index: int) -> int:
+    """Where the error of a value outside began: values right before it in its layer that are all but outside have it
+    too, and which of them is over the limit first is luck."""
+    if rows[index].finite:
+        while index and rows[index - 1].layer == rows[index].layer and rows[index - 1].nearly_outside:
+            index -= 1
+    return index
 
 
 def _named(found: Location | None, sites: SiteMap) -> Location | None:

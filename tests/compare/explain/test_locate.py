@@ -12,6 +12,8 @@ import torch
 from blockexport.compare.audits.sites_by_name import map_sites
 from blockexport.compare.core.cached_path import CachedPath, make_block
 from blockexport.compare.core.evidence import Evidence, gather
+from blockexport.compare.explain import locate as locating
+from blockexport.compare.explain.graph_values import SiteError
 from blockexport.compare.explain.locate import locate
 from blockexport.compare.explain.sites import LABELS, LAYER_SITES, eager_sites
 from blockexport.compare.explain.value_distance import relative_error
@@ -212,6 +214,26 @@ def test_a_value_that_is_a_multiple_of_eagers_is_told_its_factor(bundles: dict[s
     search = locate(ReplayGraph.load(folder / ONNX_FILE), evidence(folder))
     assert search.location is not None and search.location.site == "query"
     assert "it is 1.1 times eager's" in search.sentence
+
+
+@pytest.mark.parametrize(
+    ("errors", "first"),
+    [
+        ([0.5, 5.9, 5.8, 6.1, 7.0], 1),  # begun at 1, and over the limit at 3 by luck
+        ([0.5, 5.9, 0.5, 6.1, 7.0], 3),
+        ([0.5, 2.9, 2.9, 6.1, 7.0], 3),
+        ([5.9, 5.9, 5.9, 5.9, float("inf")], 0),
+        ([0.5, 0.5, 0.5, 5.9, 5.9], None),
+    ],
+)
+def test_an_error_is_located_where_it_begins(errors: list[float], first: int | None) -> None:
+    sites = ("query", "attention", "merged", "o_proj", "attention_residual")
+    rows = [SiteError(CALLS[0], 1, site, error, 1.0) for site, error in zip(sites, errors, strict=True)]
+    found = locating._first(rows)
+    assert (None if found is None else found.site) == (None if first is None else sites[first])
+    lost = [*rows[:4], replace(rows[4], error=float("nan"), finite=False)]
+    found = locating._first(lost)
+    assert found is not None and (found.site == sites[4]) is all(not row.outside for row in rows[:4])
 
 
 def test_relative_error() -> None:
