@@ -171,9 +171,10 @@ class FlatGraph:
         inputs = [known.get(name, name) for name in node.input]
         outputs = [known.get(name, name) for name in node.output]
         inner = {item.name: item.g for item in node.attribute if item.type == onnx.AttributeProto.GRAPH}
-        if node.op_type == "Constant":
+        # What an operator cannot do without may be missing all the same: files are not checked before they are read.
+        if node.op_type == "Constant" and outputs:
             self._constants[outputs[0]] = _constant_value(node)
-        if node.op_type == "If" and (taken := self._taken(node, inputs[0])) is not None:
+        if node.op_type == "If" and inputs and outputs and (taken := self._taken(node, inputs[0])) is not None:
             self._splice(taken, outputs, known, f"{prefix}{node.output[0]}/", bodies)
             return
         if not inner:
@@ -195,7 +196,10 @@ class FlatGraph:
         constant = self._constants.get(condition)
         if constant is None or constant.data_location == onnx.TensorProto.EXTERNAL:
             return None
-        value = numpy_helper.to_array(constant)
+        try:
+            value = numpy_helper.to_array(constant)
+        except (ValueError, TypeError, KeyError):  # its bytes are not those of its shape, or its type is none
+            return None
         branch = "then_branch" if value.size == 1 and bool(value.reshape(-1)[0]) else "else_branch"
         return next((item.g for item in node.attribute if item.name == branch), None)
 
