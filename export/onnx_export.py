@@ -25,16 +25,19 @@ from blockexport.export.bundle.rope_file import COS, ROPE_FILE, SIN, write_rope_
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
-from blockexport.export.weights.weight_files import WrittenWeights, write_weights
+from blockexport.export.weights.quantised_file import write_quantised_weights
+from blockexport.export.weights.weight_files import WrittenCodes, WrittenTensor, WrittenWeights, write_weights
 from blockexport.models import io_names
 from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.safetensors_header import read_header
+from blockexport.models.checkpoints.safetensors_header import StoredTensor, read_header
 from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.checkpoints.untied_checkpoint import UntiedCheckpoint
 from blockexport.models.element_types import BY_ONNX, BY_SAFETENSORS
 from blockexport.models.formats.config_hf_write import config_to_hf
 from blockexport.models.interface import Interface, Port
 from blockexport.models.progress import Progress, silent
+from blockexport.models.quantisation import Quantisation
 
 Note = Callable[[str], None]
 
@@ -44,6 +47,7 @@ def export_onnx(
     folder: Path,
     interface: Interface,
     *,
+    quantisation: Quantisation | None = None,
     progress: Progress = silent,
     note: Note = lambda message: None,
 ) -> Manifest:
@@ -55,6 +59,7 @@ def export_onnx(
         checkpoint: the model.
         folder: an empty folder.
         interface: the decoder's: of the checkpoint's config, in the type to be written.
+        quantisation: which matrices are quantised, and how; None where none is.
         progress: hears of the weights.
         note: is told what the user should know: what a conversion flushed to zero, a tokenizer that is missing.
 
@@ -62,18 +67,29 @@ def export_onnx(
         UsageError: the weights are damaged, or do not fit the precision.
     """
     config = checkpoint.config
-    names = list(expected_tensors(config, ends=interface.ends))
     rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
-        written = worker.submit(write_weights, checkpoint, folder, interface.precision, names, progress)
+        written = worker.submit(_write_weights, checkpoint, folder, interface, quantisation, progress)
         write_rope_file(folder, config, rows)
-        model = build_model(interface, _external_tensors(folder, written))
+        model = build_model(interface, _external_tensors(folder, written), quantisation)
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
     others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)
     for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
-    return _manifest(checkpoint, folder, interface, model, weights, rows, others)
+    return _manifest(checkpoint, folder, interface, quantisation, model, weights, rows, others)
+
+
+def _write_weights(
+    checkpoint: Checkpoint, folder: Path, interface: Interface, quantisation: Quantisation | None, progress: Progress
+) -> WrittenWeights:
+    if quantisation is None:
+        names = list(expected_tensors(checkpoint.config, ends=interface.ends))
+        return write_weights(checkpoint, folder, interface.precision, names, progress)
+    if quantisation.stored_config(checkpoint.config) != checkpoint.config:
+        checkpoint = UntiedCheckpoint(checkpoint)
+    names = list(expected_tensors(checkpoint.config, ends=interface.ends))
+    return write_quantised_weights(checkpoint, folder, interface.precision, names, quantisation, progress)
 
 
 def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable[[str], ir.TensorProtocol]:
@@ -81,14 +97,17 @@ def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable
     rope = read_header(folder / ROPE_FILE)
 
     def tensor(name: str) -> ir.ExternalTensor:
+        stored: StoredTensor | WrittenTensor | WrittenCodes
         if name in (COS, SIN):
             stored, file = rope[name], ROPE_FILE
-            offset, length, shape, dtype = stored.offset, stored.length, stored.shape, stored.dtype
         else:
-            slice_ = written.result().tensors[name]
-            file, offset, length, shape, dtype = slice_.file, slice_.offset, slice_.length, slice_.shape, slice_.dtype
-        kind = ir.DataType(BY_SAFETENSORS[dtype].onnx)
-        return ir.ExternalTensor(file, offset, length, kind, shape=ir.Shape(shape), name=name, base_dir=folder)
+            stored = written.result().codes.get(name) or written.result().tensors[name]
+            file = stored.file
+        kind = ir.DataType(
+            stored.scheme.onnx if isinstance(stored, WrittenCodes) else BY_SAFETENSORS[stored.dtype].onnx
+        )
+        shape = ir.Shape(stored.shape)
+        return ir.ExternalTensor(file, stored.offset, stored.length, kind, shape=shape, name=name, base_dir=folder)
 
     return tensor
 
@@ -120,6 +139,7 @@ def _manifest(
     checkpoint: Checkpoint,
     folder: Path,
     interface: Interface,
+    quantisation: Quantisation | None,
     model: ir.Model,
     weights: WrittenWeights,
     rows: int,
@@ -140,6 +160,7 @@ def _manifest(
         rope_table_rows=rows,
         headless=interface.ends.headless,
         last_logits_only=interface.ends.last_logits_only,
+        quantisation=quantisation,
         inputs=tuple(_port(value) for value in model.graph.inputs),
         outputs=tuple(_port(value) for value in model.graph.outputs),
         opset=model.opset_imports[""],

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockexport.models.errors import UsageError
-
 if TYPE_CHECKING:
     import torch
 
 CODE_BITS = (4, 8)
 BLOCK_SIZES = (32, 64, 128)
+CODES, SCALES = ".codes", ".scales"
+"""What the names of a matrix's parts end with, after its own name, in a bundle's files and graph."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class QuantisationScheme:
             last block of each output is shorter.
 
     Raises:
-        UsageError: another number of bits, or another size.
+        ValueError: another number of bits, or another size.
     """
 
     bits: int
@@ -38,7 +38,7 @@ class QuantisationScheme:
     def __post_init__(self) -> None:
         for what, value, known in (("bits", self.bits, CODE_BITS), ("block size", self.block_size, BLOCK_SIZES)):
             if type(value) is not int or value not in known:
-                raise UsageError(f"{what} {value!r} of a quantised matrix: choose {_choice(known)}")
+                raise ValueError(f"{what} {value!r} of a quantised matrix: choose {_choice(known)}")
 
     @property
     def lowest(self) -> int:
@@ -115,14 +115,18 @@ class QuantisedMatrix:
         values_NK[:, self.order_K] = values_KN.T
         return values_NK
 
-    def packed(self) -> torch.Tensor:
+    def packed(self, *, outputs_first: bool = False) -> torch.Tensor:
         """The codes as ONNX stores them, uint8, flat: of 4 bits two a byte, the earlier one in its lower half.
 
         An odd number of codes leaves the upper half of the last byte zero.
+
+        Args:
+            outputs_first: in the order of [N, K], as the rows of an embedding are looked up.
         """
         import torch
 
-        flat = self.codes_KN.contiguous().view(-1).view(torch.uint8)
+        codes = self.codes_KN.T if outputs_first else self.codes_KN
+        flat = codes.contiguous().view(-1).view(torch.uint8)
         if self.scheme.bits == 8:
             return flat
         if flat.numel() % 2:

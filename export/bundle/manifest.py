@@ -24,6 +24,7 @@ from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends, Interface, Port
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import Quantisation
 from blockexport.models.regular_file import is_there, open_regular, read_bytes, require_utf8
 from blockexport.models.strict_json import read_record
 
@@ -87,6 +88,7 @@ class Manifest:
     files: dict[str, FileEntry]
     conversion: dict[str, Any] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
+    quantisation: Quantisation | None = None
     engines: dict[str, Any] = field(default_factory=dict)  # file name -> EngineEntry of trt_engine.py, as JSON
     schema_version: int = SCHEMA_VERSION
 
@@ -101,8 +103,11 @@ class Manifest:
         return Interface(self.config, self.precision.element, self.max_sequence_length, ends)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Plain JSON values. Without quantised matrices the key for them is left out, which earlier readers lack."""
+        values = asdict(self)
+        if self.quantisation is None:
+            del values["quantisation"]
+        return values
 
     def to_bytes(self) -> bytes:
         """The file."""

@@ -6,24 +6,33 @@ outputs do, and `declare_max_sequence_length` can change those afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from blockexport.export.graph.graph_builder import OPSET, GraphBuilder
+from blockexport.export.graph.graph_parameters import GraphParameters, TensorSource
 from blockexport.export.graph.trace import Parts, trace_parts
 from blockexport.export.graph.translate import Stamp
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Interface, Port
-
-TensorSource = Callable[[str], ir.TensorProtocol]
-"""Gives the tensor behind a parameter's name, usually an ExternalTensor that points into a weights file."""
+from blockexport.models.quantisation import Quantisation
 
 
-def build_model(interface: Interface, tensor: TensorSource) -> ir.Model:
-    """The ONNX model; `tensor` is asked for every parameter and for the RoPE tables `cos` and `sin`."""
+def build_model(interface: Interface, tensor: TensorSource, quantisation: Quantisation | None = None) -> ir.Model:
+    """The ONNX model.
+
+    Args:
+        interface: of the decoder.
+        tensor: asked for every parameter, codes and scales instead where it is quantised, and for the RoPE tables
+            `cos` and `sin`.
+        quantisation: which matrices are quantised.
+    """
+    if quantisation is not None:
+        interface = replace(interface, config=quantisation.stored_config(interface.config))
     builder = GraphBuilder([_value(port) for port in interface.inputs])
-    outputs = _stamp_all(interface, trace_parts(interface), builder, tensor)
+    parameters = GraphParameters(builder, tensor, quantisation)
+    outputs = _stamp_all(interface, trace_parts(interface), builder, parameters)
     graph = ir.Graph(
         builder.inputs,
         outputs,
@@ -35,32 +44,30 @@ def build_model(interface: Interface, tensor: TensorSource) -> ir.Model:
     return ir.Model(graph, ir_version=11, producer_name="blockexport")
 
 
-def _stamp_all(interface: Interface, parts: Parts, builder: GraphBuilder, tensor: TensorSource) -> list[ir.Value]:
+def _stamp_all(
+    interface: Interface, parts: Parts, builder: GraphBuilder, parameters: GraphParameters
+) -> list[ir.Value]:
     """Entry, L blocks and exit, wired by the residual stream."""
-
-    def parameter(name: str) -> ir.Value:
-        # A tied head reads the embedding itself; which parameter that is, the trace already says.
-        return builder.initializer(tensor(name), name)
-
     config = interface.config
     inputs, position_ids, *past = builder.inputs
-    stream, write_indices, *masks = Stamp(builder, parts.enter, [inputs, position_ids, past[0]], parameter, "").run()
+    stream, write_indices, *masks = Stamp(builder, parts.enter, [inputs, position_ids, past[0]], parameters, "").run()
     windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
     present: list[ir.Value] = []
     for i in range(config.num_hidden_layers):
         prefix = f"model.layers.{i}"
         mask = masks[windows.index(config.window_of(i))]
-        step = [position_ids, write_indices, mask, parameter("cos"), parameter("sin")]
+        step = [position_ids, write_indices, mask, parameters.value("cos"), parameters.value("sin")]
         block = Stamp(
             builder,
             parts.blocks[config.has_rope(i)],
             [stream, *step, past[2 * i], past[2 * i + 1]],
-            lambda name, prefix=prefix: parameter(f"{prefix}.{name}"),  # type: ignore[misc]
+            parameters.under(f"{prefix}."),
             prefix,
         )
         stream, key, value = block.run()
         present += [key, value]
-    (result,) = Stamp(builder, parts.leave, [stream, position_ids], parameter, "").run()
+    # A tied head reads the embedding itself; which parameter that is, the trace already says.
+    (result,) = Stamp(builder, parts.leave, [stream, position_ids], parameters, "").run()
     return _named_outputs(interface, [result, *present])
 
 

@@ -14,8 +14,10 @@ import onnx_ir as ir
 import torch
 
 from blockexport.export.graph.graph_builder import GraphBuilder
+from blockexport.export.graph.graph_parameters import GraphParameters
 from blockexport.export.graph.trace import Fragment
 from blockexport.models.element_types import element_of
+from blockexport.models.quantised_matrix import QuantisationScheme
 
 aten = torch.ops.aten
 _WHOLE_AXIS = 2**63 - 1
@@ -39,7 +41,7 @@ class Stamp:
         builder: the graph to add to.
         fragment: the traced part.
         inputs: a value for each of the fragment's inputs.
-        parameter: gives the graph's value for a parameter of the fragment.
+        parameters: of the fragment.
         prefix: what the names of the new nodes begin with, such as `model.layers.3`.
     """
 
@@ -48,10 +50,10 @@ class Stamp:
         builder: GraphBuilder,
         fragment: Fragment,
         inputs: Sequence[ir.Value],
-        parameter: Callable[[str], ir.Value],
+        parameters: GraphParameters,
         prefix: str,
     ) -> None:
-        self.builder, self.fragment, self.prefix, self._parameter = builder, fragment, prefix, parameter
+        self.builder, self.fragment, self.prefix, self.parameters = builder, fragment, prefix, parameters
         self._inputs = dict(zip(fragment.inputs, inputs, strict=True))
         self._values: dict[str, ir.Value] = dict(self._inputs)
 
@@ -69,8 +71,14 @@ class Stamp:
     def value(self, node: Any) -> ir.Value:
         """The graph value of an fx node; a parameter enters the graph when it is first used."""
         if node.name not in self._values:
-            self._values[node.name] = self._parameter(self.fragment.parameters[node.name])
+            self._values[node.name] = self.parameters.value(self.fragment.parameters[node.name])
         return self._values[node.name]
+
+    def quantised(self, node: Any) -> tuple[ir.Value, ir.Value, QuantisationScheme] | None:
+        """Codes, scales and scheme of a parameter; None where the graph has it as it is."""
+        name = self.fragment.parameters[node.name]
+        scheme = self.parameters.scheme(name)
+        return None if scheme is None else (*self.parameters.codes_and_scales(name), scheme)
 
     def emit(
         self, node: torch.fx.Node, op_type: str, inputs: Sequence[ir.Value | None], suffix: str = "", **attributes: Any
@@ -112,8 +120,25 @@ def _args(node: torch.fx.Node) -> tuple[Any, ...]:
 
 @_translates(aten.linear.default)
 def _linear(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
-    # Weights stay [out, in] as in the checkpoint: transB reads them so.
-    return stamp.emit(node, "Gemm", [stamp.value(arg) for arg in _args(node)], transB=1)
+    x, weight, *bias = _args(node)
+    matrix = stamp.quantised(weight)
+    if matrix is None:
+        # Weights stay [out, in] as in the checkpoint: transB reads them so.
+        return stamp.emit(node, "Gemm", [stamp.value(arg) for arg in _args(node)], transB=1)
+    # Quantised they are [in, out]: ONNX Runtime multiplies by the codes only in this form, and dequantises the whole
+    # matrix at every call in the other.
+    codes, scales, scheme = matrix
+    scales = _in_own_type(stamp, node, scales, scales.dtype, ".scales")
+    weight_KN = stamp.emit(node, "DequantizeLinear", [codes, scales], ".weight", axis=0, block_size=scheme.block_size)
+    return stamp.emit(node, "Gemm", [stamp.value(x), weight_KN, *map(stamp.value, bias)], transB=0)
+
+
+def _in_own_type(
+    stamp: Stamp, node: torch.fx.Node, scales: ir.Value, stored: ir.DataType | None, suffix: str
+) -> ir.Value:
+    """Scales in the type of an fx node's tensor; those of an initializer are cast once, when the file is loaded."""
+    dtype = stamp.dtype(node)
+    return scales if stored == dtype else stamp.emit(node, "Cast", [scales], suffix, to=int(dtype))
 
 
 @_translates(aten.rms_norm.default)
@@ -127,7 +152,18 @@ def _rms_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
 
 @_translates(aten.embedding.default)
 def _embedding(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
-    return stamp.emit(node, "Gather", [stamp.value(arg) for arg in _args(node)], axis=0)
+    table, ids = _args(node)
+    matrix = stamp.quantised(table)
+    if matrix is None:
+        return stamp.emit(node, "Gather", [stamp.value(table), stamp.value(ids)], axis=0)
+    # Rows are looked up before they are dequantised: the other way round, ONNX Runtime dequantises the whole table at
+    # every call.
+    codes, scales, scheme = matrix
+    rows = stamp.emit(node, "Gather", [codes, stamp.value(ids)], ".codes", axis=0)
+    steps = stamp.emit(node, "Gather", [scales, stamp.value(ids)], ".scales", axis=0)
+    steps = _in_own_type(stamp, node, steps, scales.dtype, ".scales.widened")
+    last = node.meta["val"].ndim - 1
+    return stamp.emit(node, "DequantizeLinear", [rows, steps], axis=last, block_size=scheme.block_size)
 
 
 @_translates(torch.ops.blockexport.cache_write.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ class ConversionReport:
         source_bytes: of the checkpoint's weight files.
         target_bytes: of the bundle's.
         losses: the tensors that lost values, with what they lost. Overflow is refused, so only flushing is left.
+        quantisation_errors: of each matrix that was quantised, the rms of what its values lost over their own rms.
     """
 
     source_types: tuple[str, ...]
@@ -32,13 +34,31 @@ class ConversionReport:
     source_bytes: int = 0
     target_bytes: int = 0
     losses: tuple[TensorLoss, ...] = ()
+    quantisation_errors: Mapping[str, float] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Lines for the user; empty when nothing was lost and nothing grew."""
-        return [*self._growth(), *self._flushes()]
+        return [*self._growth(), *self._quantised(), *self._flushes()]
+
+    def _quantised(self) -> list[str]:
+        errors = self.quantisation_errors
+        if not errors:
+            return []
+        worst = max(errors, key=lambda name: errors[name])
+        lines = [
+            f"{len(errors)} matrices were quantised, {self.target_bytes / 1e6:.1f} MB of weights in all; their values "
+            f"lost {statistics.median(errors.values()):.2%} of their size (rms, the median of the matrices), those of "
+            f"{worst} most, {errors[worst]:.2%}"
+        ]
+        if self.dequantised:
+            kinds = ", ".join(f"{count} in {kind}" for kind, count in self.dequantised.items())
+            lines.append(
+                f"the checkpoint stores weights quantised already ({kinds}): they were quantised a second time"
+            )
+        return lines
 
     def _growth(self) -> list[str]:
-        if not self.dequantised:
+        if not self.dequantised or self.quantisation_errors:
             return []
         halved = " (half of that with --fp16 or --bf16)" if self.target_type == "F32" else ""
         kinds = ", ".join(f"{count} in {kind}" for kind, count in self.dequantised.items())
@@ -65,6 +85,7 @@ class ConversionReport:
             "target_type": self.target_type,
             "cloned": self.cloned,
             "flushed_to_zero": [_flushed(loss) for loss in self.losses],
+            **({"quantisation_errors": dict(self.quantisation_errors)} if self.quantisation_errors else {}),
         }
 
 
@@ -74,7 +95,12 @@ def _flushed(loss: TensorLoss) -> dict[str, Any]:
 
 
 def report_of(
-    entries: Iterable[TensorEntry], target_type: str, losses: Iterable[TensorLoss], source_bytes: int, target_bytes: int
+    entries: Iterable[TensorEntry],
+    target_type: str,
+    losses: Iterable[TensorLoss],
+    source_bytes: int,
+    target_bytes: int,
+    quantisation_errors: Mapping[str, float] | None = None,
 ) -> ConversionReport:
     """The report of a conversion of `entries`, keeping only the tensors that lost something."""
     kept = list(entries)
@@ -86,4 +112,5 @@ def report_of(
         source_bytes=source_bytes,
         target_bytes=target_bytes,
         losses=tuple(loss for loss in losses if loss.flushed),
+        quantisation_errors={} if quantisation_errors is None else quantisation_errors,
     )

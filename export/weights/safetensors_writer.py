@@ -18,23 +18,28 @@ import torch
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.safetensors_header import LENGTH_BYTES
+from blockexport.models.element_types import BY_SAFETENSORS
 
 PAGE = 4096
 _WAITING_CHUNKS = 2
 
 
-def header_bytes(entries: Mapping[str, TensorEntry], itemsize: int) -> tuple[bytes, dict[str, int]]:
+def byte_size(entry: TensorEntry) -> int:
+    """What a tensor takes in a file, in its entry's type."""
+    return entry.size * BY_SAFETENSORS[entry.dtype].itemsize
+
+
+def header_bytes(entries: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int]]:
     """Length field and JSON, padded to a page, and the offset of each tensor in the file.
 
     Args:
         entries: name, type and shape of what will be written, in the order of the bytes.
-        itemsize: bytes per element of all of them.
     """
     described: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}
     position = 0
     for name, entry in entries.items():
-        end = position + entry.size * itemsize
+        end = position + byte_size(entry)
         described[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [position, end]}
         begins[name], position = position, end
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from blockexport.export.bundle.clone_file import clone_files
 from blockexport.export.output.disk import check_free_space, disk_errors, removed_on_failure
 from blockexport.export.weights.conversion_report import ConversionReport, report_of
-from blockexport.export.weights.safetensors_writer import HashingWriter, header_bytes, raw_bytes
+from blockexport.export.weights.safetensors_writer import HashingWriter, byte_size, header_bytes, raw_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.weight_values import (
     TensorLoss,
@@ -27,6 +27,7 @@ from blockexport.models.checkpoints.weight_values import (
 )
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
+from blockexport.models.quantised_matrix import QuantisationScheme
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -47,6 +48,17 @@ class WrittenTensor:
 
 
 @dataclass(frozen=True)
+class WrittenCodes:
+    """Where the codes of a quantised matrix are, packed as ONNX has them, and their shape there."""
+
+    file: str
+    offset: int
+    length: int
+    scheme: QuantisationScheme
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class WrittenFile:
     """One weights file of the bundle."""
 
@@ -59,16 +71,18 @@ class WrittenWeights:
     """What `write_weights` wrote.
 
     Attributes:
-        tensors: by Hugging Face name.
+        tensors: by Hugging Face name; the scales of a quantised matrix by its name with `.scales` at the end.
         files: by file name.
         report: what the conversion did to the values.
         source_sha256: of the checkpoint's files that were hashed on the way.
+        codes: of the quantised matrices, by their names with `.codes` at the end.
     """
 
     tensors: Mapping[str, WrittenTensor]
     files: Mapping[str, WrittenFile]
     report: ConversionReport
     source_sha256: Mapping[Path, str]
+    codes: Mapping[str, WrittenCodes] = field(default_factory=dict)
 
 
 def write_weights(
@@ -84,14 +98,14 @@ def write_weights(
             is left behind.
     """
     entries = {name: entry for name, entry in checkpoint.entries.items() if name in set(names)}
-    with disk_errors(folder), _one_thread(), removed_on_failure() as claim:
+    with disk_errors(folder), one_thread(), removed_on_failure() as claim:
         if _can_clone(checkpoint, entries, precision):
             return _clone(checkpoint, entries, folder, claim, progress)
         return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, claim, progress)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Let torch work on the calling thread alone: the other core hashes or traces, and OpenMP's threads would spin
     against it (seven times the processor time on two busy cores)."""
     threads = torch.get_num_threads()
@@ -152,8 +166,8 @@ def _convert(
 ) -> WrittenWeights:
     target = precision.element.safetensors
     written = {name: replace(entry, dtype=target, location=None) for name, entry in entries.items()}
-    header, offsets = header_bytes(written, precision.element.itemsize)
-    total = len(header) + sum(entry.size for entry in written.values()) * precision.element.itemsize
+    header, offsets = header_bytes(written)
+    total = len(header) + sum(map(byte_size, written.values()))
     check_free_space(path.parent, total)
     losses: list[TensorLoss] = []
     label = "making random weights" if checkpoint.source.kind == "random" else "converting weights"
@@ -162,13 +176,13 @@ def _convert(
         file.write(header)
         done = len(header)
         for name, entry in written.items():
-            losses.append(_write_converted(checkpoint, name, precision, file))
-            done += entry.size * precision.element.itemsize
+            losses.append(write_converted(checkpoint, name, precision, file))
+            done += byte_size(entry)
             progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
         digest = file.finish()
     tensors = {
-        name: WrittenTensor(path.name, offsets[name], entry.size * precision.element.itemsize, target, entry.shape)
+        name: WrittenTensor(path.name, offsets[name], byte_size(entry), target, entry.shape)
         for name, entry in written.items()
     }
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
@@ -176,7 +190,8 @@ def _convert(
     return WrittenWeights(tensors, {path.name: WrittenFile(digest, total)}, report, {})
 
 
-def _write_converted(checkpoint: Checkpoint, name: str, precision: Precision, file: HashingWriter) -> TensorLoss:
+def write_converted(checkpoint: Checkpoint, name: str, precision: Precision, file: HashingWriter) -> TensorLoss:
+    """Write one tensor in `precision`; returns what it lost."""
     parts: list[TensorLoss] = []
     for converted, loss in converted_chunks(checkpoint, name, precision.torch_dtype):
         file.write(raw_bytes(converted))

@@ -9,7 +9,6 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from blockexport.models.errors import UsageError
 from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix
 
 K, N = 71, 5  # an odd number of codes, and a last block of 7 inputs
@@ -57,6 +56,8 @@ def test_packed_codes_are_read_by_onnx(bits: int) -> None:
     matrix = _matrix(bits)
     raw = matrix.packed().numpy().tobytes()
     assert len(raw) == matrix.scheme.code_bytes(K * N)
+    turned = QuantisedMatrix("m", matrix.scheme, matrix.codes_KN.T.contiguous(), torch.ones(1, K))
+    assert torch.equal(turned.packed(outputs_first=True), matrix.packed())
     tensor = helper.make_tensor("codes", matrix.scheme.onnx, (K, N), raw, raw=True)
     assert np.array_equal(numpy_helper.to_array(tensor).astype(np.int8), matrix.codes_KN.numpy())
     node = helper.make_node("DequantizeLinear", ["codes", "scales"], ["y"], axis=0, block_size=32)
@@ -75,7 +76,7 @@ def test_packed_codes_are_read_by_onnx(bits: int) -> None:
     [(3, 32, "bits 3 .* choose 4 or 8"), (4, 16, "block size 16 .* 32, 64 or 128"), (True, 32, "bits True")],
 )
 def test_an_unknown_scheme_is_refused(bits: int, block_size: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(ValueError, match=said):
         QuantisationScheme(bits, block_size)
 
 

@@ -15,6 +15,7 @@ from torch.export import Dim
 
 from blockexport.export.bundle.check_graph import declare_max_sequence_length
 from blockexport.export.graph.graph_builder import GraphBuilder
+from blockexport.export.graph.graph_parameters import GraphParameters
 from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.graph.trace import example_inputs, fake_model, fragment_of, trace_parts
 from blockexport.export.graph.translate import Stamp
@@ -217,7 +218,7 @@ def _traced_whole(model: DecoderModel) -> onnx.ModelProto:
         builder,
         fragment,
         inputs,
-        lambda name: builder.initializer(ir.tensor(state[name].detach().numpy(), name=name), name),
+        GraphParameters(builder, lambda name: ir.tensor(state[name].detach().numpy(), name=name)),
         "",
     ).run()
     for output, declared in zip(outputs, stamped.graph.output, strict=True):

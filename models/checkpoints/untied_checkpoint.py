@@ -1,0 +1,28 @@
+"""A checkpoint whose output head is a tensor of its own, although the source ties it to the embedding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
+
+if TYPE_CHECKING:
+    import torch
+
+
+class UntiedCheckpoint(Checkpoint):
+    """The tensors of `source`, with the embedding once more as the output head."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        assert source.config.tie_word_embeddings
+        self._source = source
+        self.config = replace(source.config, tie_word_embeddings=False)
+        self.source, self.notes, self.range_is_stated = source.source, source.notes, source.range_is_stated
+        head = replace(source.entries[EMBEDDING], name=OUTPUT_HEAD)
+        self.entries = {**source.entries, OUTPUT_HEAD: head}
+
+    def read(self, name: str) -> torch.Tensor:
+        """See `Checkpoint.read`."""
+        return self._source.read(EMBEDDING if name == OUTPUT_HEAD else name)

@@ -1,0 +1,93 @@
+"""Which matrices of a bundle are quantised, and how: the one record of it, in the manifest and everywhere else.
+
+Quantised are the projections of the layers, the output head and the embedding. Norms and biases never are: they are
+few, and everything passes through them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from blockexport.models.did_you_mean import did_you_mean
+from blockexport.models.errors import UsageError
+from blockexport.models.precision import Precision
+from blockexport.models.quantised_matrix import BLOCK_SIZES, QuantisationScheme
+
+if TYPE_CHECKING:
+    import torch
+
+    from blockexport.models.config.model_config import ModelConfig
+
+LAYERS = {"int4": 4, "int8": 8}
+HEADS = {"int4": 4, "int8": 8, "float": None}
+SCALE_BYTES = 2
+EMBEDDINGS = {"int8": 8, "float": None}  # ONNX's Gather takes no type of four bits
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How the matrices of a bundle are quantised.
+
+    A tied embedding that is quantised stands in the file twice: the head's product wants its codes as [K, N], the
+    lookup as rows, and ONNX Runtime would turn the one into the other in memory when the file is loaded.
+
+    Attributes:
+        layers: of the projections in the layers.
+        head: of the output head; None: it stays in the bundle's precision.
+        embedding: of the embedding; None likewise.
+    """
+
+    layers: QuantisationScheme
+    head: QuantisationScheme | None
+    embedding: QuantisationScheme | None
+
+    def scheme_of(self, name: str) -> QuantisationScheme | None:
+        """That of a tensor by its Hugging Face name; None where it is not quantised."""
+        if name == _EMBEDDING:
+            return self.embedding
+        if name == _HEAD:
+            return self.head
+        return self.layers if name.endswith("_proj.weight") else None
+
+    def stored_config(self, config: ModelConfig) -> ModelConfig:
+        """The config of the model as the bundle has it: a head that is quantised, or whose embedding is, is untied."""
+        untied = (self.head, self.embedding) != (None, None)
+        return replace(config, tie_word_embeddings=config.tie_word_embeddings and not untied)
+
+
+def quantisation_of(layers: str, block_size: int = 32, head: str = "int8", embedding: str = "int8") -> Quantisation:
+    """The record of what was asked for by name.
+
+    Args:
+        layers: one of `LAYERS`.
+        block_size: of all of them.
+        head: one of `HEADS`.
+        embedding: one of `EMBEDDINGS`.
+
+    Raises:
+        UsageError: a name that is none of these, or a block size.
+    """
+    for what, asked, known in (
+        ("quantize", layers, LAYERS),
+        ("head", head, HEADS),
+        ("embedding", embedding, EMBEDDINGS),
+    ):
+        if asked not in known:
+            raise UsageError(f"--{what} {asked!r}: there are {', '.join(known)}{did_you_mean(str(asked), known)}")
+    if block_size not in BLOCK_SIZES or isinstance(block_size, bool):
+        raise UsageError(f"--block-size {block_size!r}: there are {', '.join(map(str, BLOCK_SIZES))}")
+    bits = (LAYERS[layers], HEADS[head], EMBEDDINGS[embedding])
+    schemes = [None if n is None else QuantisationScheme(n, block_size) for n in bits]
+    assert schemes[0] is not None
+    return Quantisation(schemes[0], schemes[1], schemes[2])
+
+
+def scale_dtype(precision: Precision) -> torch.dtype:
+    """What scales are stored in: 16 bits in every precision, so that a code times a scale is exact in float32.
+
+    A float32 graph widens them; ONNX Runtime does so once, when it loads the file.
+    """
+    return (Precision.BF16 if precision is Precision.BF16 else Precision.FP16).torch_dtype
