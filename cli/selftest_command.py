@@ -35,7 +35,7 @@ def selftest(
         manifest = read_manifest(bundle)
         check_files(bundle, manifest, progress)
         golden = read_golden(bundle)
-        result = replay_golden(open_decoder(bundle, backend, verify="nothing"), golden, progress)
+        result = replay_golden(open_decoder(bundle, backend, verify="nothing", exact=True), golden, progress)
     if as_json:
         figures = {name: str(value) if value != value else value for name, value in asdict(result).items()}
         console.print_json({"backend": backend, "files": len(manifest.files), **figures})

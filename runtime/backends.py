@@ -69,6 +69,7 @@ class Opening:
     low_memory: bool = False
     threads: int = 0
     verify: Verify = "sample"
+    exact: bool = False
 
     @property
     def interface(self) -> Interface:

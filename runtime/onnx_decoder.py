@@ -18,6 +18,9 @@ from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder, require_shape
 from blockexport.runtime.onnx_session import bind, open_session, ort, session_options
 
+# In which type ONNX Runtime multiplies by quantised weights.
+_ACTIVATIONS, _FLOAT32, _EIGHT_BITS = "session.qdq_matmulnbits_accuracy_level", "1", "4"
+
 
 class OnnxDecoder(Decoder):
     """The decoder of a bundle on ONNX Runtime's CPU provider.
@@ -82,6 +85,8 @@ def _session(wanted: Opening, graph: onnx.ModelProto) -> ort.InferenceSession:
     options = session_options(wanted.threads)
     if wanted.low_memory:
         options.add_session_config_entry("session.disable_prepacking", "1")
+    if manifest.quantisation is not None:
+        options.add_session_config_entry(_ACTIVATIONS, _FLOAT32 if wanted.exact else _EIGHT_BITS)
     path = wanted.folder / ONNX_FILE
     model: str | bytes = str(path)
     if slots != manifest.max_sequence_length:

@@ -22,6 +22,7 @@ def open_decoder(
     low_memory: bool = False,
     threads: int = 0,
     verify: Verify = "sample",
+    exact: bool = False,
 ) -> Decoder:
     """The decoder of the bundle in `folder`, with an empty cache of one row.
 
@@ -35,6 +36,9 @@ def open_decoder(
         verify: how the files that are run are compared with the manifest: `sample` reads some pages of each, which
             takes milliseconds and tells another model's weights; `whole` reads all; `nothing` runs them as they are.
             Compiled code (aoti, tensorrt) is always compared whole.
+        exact: of a quantised bundle, multiply by the weights in float32 (onnxruntime): what the file says, and what is
+            judged. By default activations are rounded to 8 bits block by block first, as ONNX Runtime does in any
+            program that does not forbid it: several times as fast, for an error of about 0.6 % of each product.
 
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.
@@ -43,5 +47,5 @@ def open_decoder(
         raise UsageError(f"verify is {verify!r}: there are {', '.join(get_args(Verify))}")
     folder, slots = Path(folder), whole("max_sequence_length", max_sequence_length, least=1)
     manifest = read_manifest(folder)
-    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify)
+    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify, exact)
     return backend_named(backend).open(wanted)

@@ -8,6 +8,7 @@ their files as they are; a value is dropped after its last use, so memory stays 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from pathlib import Path
 
 import onnx_ir as ir
@@ -41,6 +42,7 @@ class ReplayGraph:
         self._nodes = list(model.graph)
         _check_operators(self._nodes)
         self._files: dict[Path, torch.Tensor] = {}
+        self._packed: dict[str, tuple[int, ...]] = {}
         self._weights = {
             str(name): self._weight(value.const_value)
             for name, value in model.graph.initializers.items()
@@ -83,12 +85,16 @@ class ReplayGraph:
         return {name: values[name] for name in self.outputs}
 
     def _run_node(self, index: int, node: ir.Node, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        inputs = [None if value is None else values[str(value.name)] for value in node.inputs]
+        inputs = [None if value is None else self._opened(str(value.name), values) for value in node.inputs]
         call = Call(node.op_type, node.name or str(node.outputs[0].name), inputs, self._attributes[index])
         try:
             return OPERATORS[node.op_type](call)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise call.refuse(str(error)) from error
+
+    def _opened(self, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A value; numbers of 4 bits, which torch has no type for, are widened for the node that reads them."""
+        return unpacked(values[name], self._packed[name]) if name in self._packed else values[name]
 
     def _weight(self, tensor: ir.TensorProtocol) -> torch.Tensor:
         if isinstance(tensor, ir.ExternalTensor):
@@ -104,9 +110,13 @@ class ReplayGraph:
                 raise UsageError(f"the graph's weights are in {path}, and there is no such file")
             require_readable(path)
             self._files[path] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-        dtype, shape = _torch_type(tensor), tensor.shape.numpy()
-        offset = tensor.offset or 0
-        length = tensor.size * dtype.itemsize
+        offset, shape = tensor.offset or 0, tensor.shape.numpy()
+        if tensor.dtype == ir.DataType.INT4:
+            self._packed[str(tensor.name)] = shape
+            dtype, shape = torch.uint8, (-(-tensor.size // 2),)
+        else:
+            dtype = _torch_type(tensor)
+        length = prod(shape) * dtype.itemsize
         if offset + length > self._files[path].numel():
             raise UsageError(f"{path} ends before the bytes of {tensor.name}: the file is damaged, export it again")
         piece = self._files[path][offset : offset + length]
@@ -147,6 +157,13 @@ def _attributes(node: ir.Node) -> dict[str, object]:
         value = attribute.value
         values[name] = _to_torch(value) if attribute.type == ir.AttributeType.TENSOR else value
     return values
+
+
+def unpacked(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Signed numbers of 4 bits, two a byte with the earlier one in the lower half, as int8."""
+    flat = packed.view(torch.int8)
+    halves = torch.stack((flat << 4 >> 4, flat >> 4), dim=-1)  # a shift to the right carries the sign along
+    return halves.view(-1)[: prod(shape)].view(shape)
 
 
 def _to_torch(tensor: ir.TensorProtocol) -> torch.Tensor:

@@ -136,6 +136,23 @@ def _constant_of_shape(call: Call) -> torch.Tensor:
     return torch.zeros(call.ints(0)) if value is None else value.expand(call.ints(0))
 
 
+def _dequantize_linear(call: Call) -> torch.Tensor:
+    """`(codes - zero) * scale` with a scale for each block along an axis, rounded to the scales' type once."""
+    codes, scales, zeros = call.need(0), call.need(1), call.given(2)
+    block, axis = int(call.attribute("block_size", 0)), int(call.attribute("axis", 1))
+    call.only(output_dtype=0)
+    if not block:
+        raise call.refuse("a scale for a whole tensor or axis is not implemented (only blocks)")
+    if -(-codes.shape[axis] // block) != scales.shape[axis]:
+        raise call.refuse(f"{codes.shape[axis]} codes in blocks of {block} have {scales.shape[axis]} scales")
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        return values.float().repeat_interleave(block, dim=axis).narrow(axis, 0, codes.shape[axis])
+
+    values = codes.float() if zeros is None else codes.float() - spread(zeros)
+    return (values * spread(scales)).to(scales.dtype)
+
+
 OPERATORS: dict[str, Kernel] = {
     **KERNELS,
     "Add": _binary(torch.add),
@@ -144,6 +161,7 @@ OPERATORS: dict[str, Kernel] = {
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
+    "DequantizeLinear": _dequantize_linear,
     "Div": _binary(_divide),
     "Equal": _binary(torch.eq),
     "Erf": _unary(torch.erf),

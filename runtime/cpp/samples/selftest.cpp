@@ -33,6 +33,7 @@ bool run(const std::string& bundle, const blockexport::DecoderOptions& options) 
 int main(int argc, char** argv) {
   std::string bundle;
   blockexport::DecoderOptions options;
+  options.exact = true;  // the golden outputs are
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--backend" && i + 1 < argc) {

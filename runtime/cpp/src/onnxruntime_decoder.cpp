@@ -98,6 +98,7 @@ class OnnxRuntimeDecoder final : public Decoder {
     Ort::SessionOptions made;
     made.SetIntraOpNumThreads(options.threads);
     if (options.low_memory) made.AddConfigEntry("session.disable_prepacking", "1");
+    made.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", options.exact ? "1" : "4");
     if (options.provider == "cuda") {
       OrtCUDAProviderOptions cuda;
       cuda.device_id = options.device;

@@ -32,6 +32,7 @@ std::unique_ptr<blockexport::Decoder> open(const Json& request) {
   options.provider = given.value("provider", options.provider);
   options.threads = given.value("threads", options.threads);
   options.low_memory = given.value("low_memory", options.low_memory);
+  options.exact = given.value("exact", options.exact);
   options.max_sequence_length = given.value("max_sequence_length", options.max_sequence_length);
   options.verify_weights = given.value("verify_weights", options.verify_weights);
   return blockexport::open_decoder(request.at("bundle").get<std::string>(), options);
