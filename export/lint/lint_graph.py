@@ -17,6 +17,7 @@ from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
 from blockexport.export.bundle.dataflow.flat_graph import FlatGraph
 from blockexport.export.lint import trt_attention_rules as attention
 from blockexport.export.lint import trt_cache_rules as caches
+from blockexport.export.lint import trt_quantised_rules as quantised
 from blockexport.export.lint import trt_type_rules as types
 from blockexport.export.lint.graph_file import read_graph
 from blockexport.export.lint.lint_finding import LintFinding, Trap, gather
@@ -34,6 +35,8 @@ RULES: tuple[Callable[[CacheFlow], Iterator[Trap]], ...] = (
     caches.cache_pairs,
     types.half_statistics,
     types.half_rope,
+    quantised.looked_up_codes,
+    quantised.short_blocks,
 )
 """Every rule on a graph, in the order of the report."""
 

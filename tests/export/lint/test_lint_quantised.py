@@ -1,0 +1,79 @@
+"""Quantised weights that TensorRT does not take, or takes for others, are found; those of a good graph are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from blockexport.export.lint.lint_finding import Fate
+from blockexport.export.lint.lint_graph import examine
+from tests.export.tensorrt.trt_support import BATCH, HALF, LENGTH, build_unchecked
+
+WIDTH, OUTPUTS, BLOCK = 64, 10, 32
+VALUE = helper.make_tensor_value_info
+
+
+def _codes(shape: tuple[int, int]) -> onnx.TensorProto:
+    raw = np.arange(shape[0] * shape[1], dtype=np.int8).tobytes()
+    return helper.make_tensor("codes", TensorProto.INT8, shape, raw, raw=True)
+
+
+def _product(width: int) -> onnx.ModelProto:
+    """A product with `width` inputs in blocks of 32."""
+    scales = numpy_helper.from_array(np.ones((-(-width // BLOCK), OUTPUTS), np.float16), "scales")
+    nodes = [
+        helper.make_node("DequantizeLinear", ["codes", "scales"], ["weight"], "wide", axis=0, block_size=BLOCK),
+        helper.make_node("MatMul", ["x", "weight"], ["y"], "product"),
+    ]
+    x, y = VALUE("x", HALF, [BATCH, LENGTH, width]), VALUE("y", HALF, [BATCH, LENGTH, OUTPUTS])
+    return _model(nodes, x, y, [_codes((width, OUTPUTS)), scales])
+
+
+def _lookup() -> onnx.ModelProto:
+    """Rows of codes, dequantised after they are looked up."""
+    scales = numpy_helper.from_array(np.ones((OUTPUTS, WIDTH // BLOCK), np.float16), "scales")
+    nodes = [
+        helper.make_node("Gather", ["codes", "ids"], ["rows"], "lookup"),
+        helper.make_node("Gather", ["scales", "ids"], ["steps"], "steps"),
+        helper.make_node("DequantizeLinear", ["rows", "steps"], ["y"], "wide", axis=2, block_size=BLOCK),
+    ]
+    ids, y = VALUE("ids", TensorProto.INT64, [BATCH, LENGTH]), VALUE("y", HALF, [BATCH, LENGTH, WIDTH])
+    return _model(nodes, ids, y, [_codes((OUTPUTS, WIDTH)), scales])
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    given: onnx.ValueInfoProto,
+    made: onnx.ValueInfoProto,
+    stored: list[onnx.TensorProto],
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "quantised", [given], [made], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "rule", "fate"),
+    [
+        (_lookup(), "looked-up-codes", Fate.LOUD),
+        (_product(80), "short-block", Fate.LOUD),
+        (_product(48), "short-block", Fate.SILENT),
+        (_product(64), None, None),
+        (_product(20), None, None),
+    ],
+    ids=["looked up", "no whole blocks", "blocks of another size", "whole blocks", "one short block"],
+)
+def test_what_tensorrt_does_with_codes(
+    model: onnx.ModelProto, rule: str | None, fate: Fate | None, tmp_path: Path
+) -> None:
+    found = [(finding.rule, finding.fate) for finding in examine(model).findings]
+    assert found == ([] if rule is None else [(rule, fate)])
+    path = tmp_path / "graph.onnx"
+    onnx.save(model, path)
+    engine, _ = build_unchecked(path)
+    assert (engine is None) == (fate is Fate.LOUD)
