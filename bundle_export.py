@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
+from blockexport.models.quantisation import Quantisation, quantisation_of
 from blockexport.models.whole_number import whole
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def export_bundle(
     headless: bool = False,
     last_logits_only: bool = False,
     pt2: bool = False,
+    quantize: str | None = None,
+    block_size: int | None = None,
+    head: str | None = None,
+    embedding: str | None = None,
     compare: bool = True,
     seed: int = 0,
     force: bool = False,
@@ -85,6 +90,10 @@ def export_bundle(
         headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
         last_logits_only: logits of each row's last position only.
         pt2: also write the `torch.export` program.
+        quantize: `int4` or `int8`: quantise the matrices of the layers; None leaves all weights in the precision.
+        block_size: 32, 64 or 128 inputs that share a scale, with `quantize`; 32 by default.
+        head: `int4`, `int8` or `float`, with `quantize`: the output head; int8 by default.
+        embedding: `int8` or `float`, with `quantize`; int8 by default.
         compare: judge the file before it is sealed.
         seed: of a preset's random weights.
         force: replace an older bundle, if it holds nothing but its own files.
@@ -106,17 +115,20 @@ def export_bundle(
     ends = _ends(headless=headless, last_logits_only=last_logits_only)
     element = Precision.named(precision).element
     slots, seed = whole("max_sequence_length", max_sequence_length, least=1), whole("seed", seed)
+    quantisation = _quantisation(quantize, block_size=block_size, head=head, embedding=embedding)
+    if pt2 and quantisation is not None:
+        raise UsageError("--pt2 has no quantised form: leave it out, or --quantize")
     output, inputs = Path(output), inputs_of(model)
     bundle_place(output, inputs, force=force)  # before the model is read, or fetched
     checkpoint = open_checkpoint(str(model), seed=seed)
     slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)
     interface = Interface(checkpoint.config, element, slots, ends)
-    numbers = check_room(checkpoint, interface, output, judged=compare, pt2=pt2)
+    numbers = check_room(checkpoint, interface, output, judged=compare, pt2=pt2, quantisation=quantisation)
     if numbers is not None:
         note(numbers)
     with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
-            manifest = _write(checkpoint, stage.folder, interface, pt2, progress, note)
+            manifest = _write(checkpoint, stage.folder, interface, quantisation, pt2, progress, note)
         judged = _judge(checkpoint, stage.folder, manifest, progress) if compare else None
         if judged is None or isinstance(judged, str):
             stage.seal(manifest)
@@ -129,6 +141,16 @@ def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
     if headless and last_logits_only:
         raise UsageError("--headless has no logits: leave out --logits last")
     return Ends.of(headless=headless, last_logits_only=last_logits_only)
+
+
+def _quantisation(quantize: str | None, **details: Any) -> Quantisation | None:
+    given = {name: value for name, value in details.items() if value is not None}
+    if quantize is not None:
+        return quantisation_of(quantize, **given)
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{option} says how a bundle is quantised: add --quantize int4 or int8, or leave it out")
+    return None
 
 
 def _slots(checkpoint: Checkpoint, slots: int | None, *, beyond_trained_range: bool) -> int:
@@ -148,6 +170,7 @@ def _write(
     checkpoint: Checkpoint,
     folder: Path,
     interface: Interface,
+    quantisation: Quantisation | None,
     pt2: bool,
     progress: Progress,
     note: Callable[[str], None],
@@ -159,7 +182,7 @@ def _write(
     from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
     from blockexport.runtime.text.chat_turns import write_chat_turns
 
-    manifest = export_onnx(checkpoint, folder, interface, progress=progress, note=note)
+    manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation, progress=progress, note=note)
     check_tokenizer(folder, checkpoint.config.vocab_size, note)
     added = write_chat_turns(folder, note)
     if pt2:
@@ -174,15 +197,17 @@ def _write(
 def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
     """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
     from blockexport.compare.judge import run_checks
-    from blockexport.compare.judged_bundle import bundle_options
+    from blockexport.compare.judged_bundle import as_stored, bundle_options
     from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder
 
     try:
         backend = usual_backend(manifest.precision)
         require_judgeable(backend, manifest.precision)
-        decoder = open_decoder(folder, backend, verify="nothing")  # written a moment ago
-        return run_checks(decoder, checkpoint, bundle_options(folder, backend), progress)
+        decoder = open_decoder(folder, backend, verify="nothing", exact=True)  # written a moment ago
+        judged_on, said = as_stored(checkpoint, folder, manifest, backend)
+        judgement = run_checks(decoder, judged_on, bundle_options(folder, backend), progress)
+        return replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *said)))
     except NotJudgedError as error:
         return str(error)
 

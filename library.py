@@ -68,7 +68,7 @@ def compare_bundle(
         UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source.
     """
     from blockexport.compare.judge import JudgeOptions, run_checks
-    from blockexport.compare.judged_bundle import bundle_options, changed_files, open_source
+    from blockexport.compare.judged_bundle import as_stored, bundle_options, changed_files, open_source
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder
@@ -86,8 +86,10 @@ def compare_bundle(
         max_sequence_length=slots,
         model=model,
         verify="nothing",  # a changed file is judged as it is, and a note says so
+        exact=True,
     )
-    notes = [*(checkpoint.notes if model else ()), *changed_files(folder, manifest, backend)]
+    judged_on, said = as_stored(checkpoint, folder, manifest, backend)
+    notes = [*(checkpoint.notes if model else ()), *said, *changed_files(folder, manifest, backend)]
     asked = JudgeOptions(
         checks=tuple(checks),
         decode_steps=whole("decode_steps", decode_steps, least=1),
@@ -95,7 +97,7 @@ def compare_bundle(
         token_ids=token_ids,
         locate=locate,
     )
-    judgement = run_checks(decoder, checkpoint, bundle_options(folder, backend, asked), progress)
+    judgement = run_checks(decoder, judged_on, bundle_options(folder, backend, asked), progress)
     judgement = replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *notes)))
     return judgement.explained(progress) if explain is None else explain(judgement)
 

@@ -64,6 +64,8 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     from blockexport.export.bundle.stage import addition
 
     manifest = read_manifest(bundle)
+    if manifest.quantisation is not None:
+        raise UsageError(f"{bundle} is quantised, and aoti has no quantised form: export it without --quantize")
     checkpoint = open_source(manifest, source)
     # Inside of the bundle, so that what passed is moved and not copied.
     with addition(bundle) as folder:

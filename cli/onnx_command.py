@@ -39,6 +39,10 @@ def onnx(
         str, options.choice("--logits", LOGITS, "Logits of every position, or of the last one only.")
     ] = "all",
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, the torch.export program.")] = False,
+    quantize: options.Quantize = None,
+    block_size: options.BlockSize = None,
+    head: options.Head = None,
+    embedding: options.Embedding = None,
     no_compare: options.NoCompare = False,
     no_explain: options.NoExplain = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the random weights of a preset.")] = 0,
@@ -53,7 +57,7 @@ def onnx(
     The bundle holds the graph, the weights as safetensors, the tokenizer, and the parity report. Weights, activations
     and cache are in float32 unless --fp16 or --bf16 is given; norm statistics and RoPE stay in float32. The bundle is
     written to a temporary folder and renamed when it has passed; one that fails is kept as BUNDLE.rejected and the exit
-    code is 1.
+    code is 1. With --quantize the matrices are stored in 4 or 8 bits, and the graph is judged on those weights.
 
     Example: blockexport onnx ./SmolLM2-135M -o smollm2 --max-sequence-length 512
     """
@@ -69,6 +73,10 @@ def onnx(
         headless=headless,
         last_logits_only=logits == "last",
         pt2=pt2,
+        quantize=quantize,
+        block_size=block_size,
+        head=head,
+        embedding=embedding,
         compare=not no_compare,
         seed=seed,
         force=force,

@@ -11,6 +11,8 @@ import typer
 from blockexport.cli.completion import models
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import EMBEDDINGS, HEADS, LAYERS
+from blockexport.models.quantised_matrix import BLOCK_SIZES
 from blockexport.runtime.backends import backend_names
 
 
@@ -75,6 +77,22 @@ OtherSlots = Annotated[
 ]
 BeyondTrainedRange = Annotated[
     bool, typer.Option("--beyond-trained-range", help="Allow an M of more positions than the model was trained for.")
+]
+Quantize = Annotated[
+    str | None,
+    choice("--quantize", tuple(LAYERS), "Store the matrices of the layers in 4 or 8 bits, as standard operators."),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        metavar="|".join(map(str, BLOCK_SIZES)),
+        help="With --quantize: inputs that share a scale. Default: 32.",
+    ),
+]
+Head = Annotated[str | None, choice("--head", tuple(HEADS), "With --quantize: the output head. Default: int8.")]
+Embedding = Annotated[
+    str | None, choice("--embedding", tuple(EMBEDDINGS), "With --quantize: the embedding. Default: int8.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an older bundle, if it holds nothing but its own files.")]
 NoCompare = Annotated[bool, typer.Option("--no-compare", help="Leave the judging out.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.compare.audits.artifact_weights import artifact_weights
+from blockexport.compare.audits.stored_matrices import StoredCheckpoint
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.judge import JudgeOptions
@@ -70,6 +71,27 @@ def _graph(folder: Path) -> ir.Graph:
     import onnx_ir
 
     return onnx_ir.load(folder / ONNX_FILE).graph
+
+
+def as_stored(
+    checkpoint: Checkpoint, folder: Path, manifest: Manifest, backend: str
+) -> tuple[Checkpoint, tuple[str, ...]]:
+    """What a bundle's file is judged on, and what is to be said about that.
+
+    That is the checkpoint; of a quantised bundle, the checkpoint with the weights that the file has, which the check
+    `parameters` holds against its own. Eager PyTorch runs the checkpoint, and is judged on it.
+
+    Raises:
+        NotJudgedError: the file dequantises something in a form that the exporter does not write.
+    """
+    if manifest.quantisation is None or backend_named(backend).is_eager:
+        return checkpoint, ()
+    note = (
+        "the bundle's weights are quantised: its graph is judged on the weights that it has, with activations in their "
+        "declared type, and those weights, code by code, by the checkpoint's; what quantising costs the model is not "
+        "judged"
+    )
+    return StoredCheckpoint(checkpoint, folder, manifest.quantisation), (note,)
 
 
 def open_source(manifest: Manifest, model: str | None = None) -> Checkpoint:

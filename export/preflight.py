@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from math import prod
 from pathlib import Path
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
@@ -10,6 +11,7 @@ from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import SCALE_BYTES, Quantisation
 
 LARGE = 1 << 30
 """Bytes of weights from which on the numbers are told although there is room."""
@@ -23,13 +25,34 @@ def weight_bytes(checkpoint: Checkpoint, interface: Interface) -> int:
     return sum(entry.size for entry in _entries(checkpoint, interface)) * interface.element.itemsize
 
 
+def _stored_bytes(checkpoint: Checkpoint, interface: Interface, quantisation: Quantisation | None) -> int:
+    """What the weights of a bundle take in its file."""
+    if quantisation is None:
+        return weight_bytes(checkpoint, interface)
+    config = quantisation.stored_config(checkpoint.config)
+    total = 0
+    for name, shape in expected_tensors(config, ends=interface.ends).items():
+        scheme = quantisation.scheme_of(name)
+        if scheme is None:
+            total += prod(shape) * interface.element.itemsize
+        else:
+            total += scheme.code_bytes(prod(shape)) + SCALE_BYTES * shape[0] * scheme.blocks(shape[1])
+    return total
+
+
 def _entries(checkpoint: Checkpoint, interface: Interface) -> list[TensorEntry]:
     names = expected_tensors(checkpoint.config, ends=interface.ends)
     return [checkpoint.entries[name] for name in names if name in checkpoint.entries]
 
 
 def check_room(
-    checkpoint: Checkpoint, interface: Interface, place: Path, *, judged: bool, pt2: bool = False
+    checkpoint: Checkpoint,
+    interface: Interface,
+    place: Path,
+    *,
+    judged: bool,
+    pt2: bool = False,
+    quantisation: Quantisation | None = None,
 ) -> str | None:
     """Whether there is room for a bundle at `place` (`pt2`: with the program, which has the weights once more), and to
     judge it; a note with the numbers where they are large.
@@ -41,12 +64,14 @@ def check_room(
         UsageError: the disk is too small.
         NotJudgedError: the memory is too small to judge the bundle.
     """
-    entries, needed = _entries(checkpoint, interface), weight_bytes(checkpoint, interface)
+    entries, needed = _entries(checkpoint, interface), _stored_bytes(checkpoint, interface, quantisation)
     elements = sum(entry.size for entry in entries)
     what = f"{elements / 1e9:.2f} billion weights in {interface.precision}"
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
-    mapped = all(e.location is not None and e.dtype == interface.element.safetensors for e in entries)
+    mapped = quantisation is None and all(
+        e.location is not None and e.dtype == interface.element.safetensors for e in entries
+    )
     disk = needed * (pt2 + (not mapped))  # what is cloned may take no room, which the copy finds out
     if free < disk:
         program = " with the program of --pt2" if pt2 else ""
@@ -55,8 +80,8 @@ def check_room(
             "some, or choose another output folder, a smaller model or --bf16"
         )
     # A bf16 file is replayed from its mapped weights.
-    copies = (interface.precision is not Precision.BF16) + (not mapped)
-    memory, present = copies * needed, available_memory()
+    eager = 0 if mapped else weight_bytes(checkpoint, interface)
+    memory, present = (interface.precision is not Precision.BF16) * needed + eager, available_memory()
     if judged and present is not None and present < memory:
         raise NotJudgedError(
             f"{what} take at least {_gb(memory)} of memory to judge, and {_gb(present)} are available: choose a "

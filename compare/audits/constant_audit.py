@@ -21,6 +21,7 @@ from blockexport.compare.core.figures import Figures
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Interface
+from blockexport.models.quantised_matrix import CODES, SCALES
 
 _CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "RotaryEmbedding")
 _ENDS = ("Gemm", "MatMul", "RMSNormalization")
@@ -251,11 +252,9 @@ def _readers(audit: ConstantAudit, graph: ir.Graph, weights: Iterable[str]) -> N
     ends = {EMBEDDING, OUTPUT_HEAD}
     problems: list[str] = []
     for name in weights:
-        value = graph.initializers.get(name)
-        if value is None:
-            continue  # `parameters` says that it is missing
-        readers = [_out(node) for node, _ in value.uses()]
-        if not readers:
+        stored = [value for part in ("", CODES, SCALES) if (value := graph.initializers.get(f"{name}{part}"))]
+        readers = [_out(node) for value in stored for node, _ in value.uses()]
+        if stored and not readers:  # of one that is not there `parameters` says that it is missing
             problems.append(f"{name} is read by no node")
         place = name.rpartition(".")[0]
         for reader in readers if name not in ends else ():

@@ -16,9 +16,10 @@ import onnx_ir as ir
 from blockexport.compare.audits.sites_by_name import map_sites
 from blockexport.compare.core.figures import Figures
 from blockexport.models.precision import Precision
+from blockexport.models.quantised_matrix import SCALES
 
 _BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))
-_SECOND_INPUT = frozenset(("Where",))
+_SECOND_INPUT = frozenset(("Where", "DequantizeLinear"))
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOATS = (*_HALVES, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -132,7 +133,9 @@ def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
     for node in graph:
         places = {"Gemm": (1, 2), "MatMul": (1,), "RMSNormalization": (1,), "Gather": (0,)}.get(node.op_type, ())
         for value in (node.inputs[i] for i in places if i < len(node.inputs)):
-            if value is not None and value.is_initializer() and value.dtype in _FLOATS and value.name not in seen:
+            # Scales of codes may have another type: they are cast.
+            plain = value is not None and value.is_initializer() and not str(value.name).endswith(SCALES)
+            if value is not None and plain and value.dtype in _FLOATS and value.name not in seen:
                 seen.add(value.name)
                 yield value.dtype
 

@@ -10,13 +10,16 @@ from math import prod
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.audits.foreign_weights import Held, corresponding, hold_foreign
 from blockexport.compare.audits.quantised_weights import QuantisedCheckpoint, off_grid
+from blockexport.compare.audits.stored_matrices import StoredCheckpoint, misplaced_codes
 from blockexport.compare.audits.weight_difference import describe_difference, same_values
 from blockexport.compare.core.check import Check, Kind, Outcome
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.figures import Figures
+from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.progress import counted
+from blockexport.models.quantised_matrix import SCALES
 
 DESCRIBED = 3  # tensors whose difference is described; finding whose values one holds reads many others
 
@@ -46,6 +49,8 @@ def parameters(context: CheckContext) -> Outcome:
     if context.decoder.foreign is not None:
         return _foreign(context, weights)
     wanted = expected_tensors(context.config, ends=context.decoder.interface.ends)
+    if isinstance(context.original, StoredCheckpoint):
+        return _stored(context, context.original, weights, wanted)
     count, expected = sum(prod(shape) for shape in weights.shapes.values()), _expected_count(context)
     complaints = _wrong_shapes(weights.shapes, wanted)
     if count != expected:
@@ -55,7 +60,7 @@ def parameters(context: CheckContext) -> Outcome:
     if weights.read is None:
         message += "; this file does not show their values, which were not compared"
     else:
-        differing, said = _wrong_values(context, weights, wanted)
+        differing, said = _wrong_values(context, context.checkpoint, weights, wanted)
         complaints += said
         message += ", every value the checkpoint's to the bit"
     return Outcome(message, len(weights.shapes), complaints, figures=ParameterFigures(count, expected, differing))
@@ -83,6 +88,28 @@ def _quantised(checkpoint: QuantisedCheckpoint, held: Held) -> Outcome:
     return Outcome(message, grids + held.same, complaints, figures=replace(held, quantised=sorted(checkpoint.grids)))
 
 
+def _stored(
+    context: CheckContext, checkpoint: StoredCheckpoint, weights: ArtifactWeights, wanted: Mapping[str, tuple[int, ...]]
+) -> Outcome:
+    """Of a quantised bundle: codes are the nearest to the checkpoint's values, and what is no matrix is the same."""
+    quantised = [name for name in checkpoint.wanted if name in wanted]
+    kept = {name: shape for name, shape in wanted.items() if name not in quantised}
+    found = {name: shape for name, shape in weights.shapes.items() if name.removesuffix(SCALES) not in quantised}
+    complaints = _wrong_shapes(found, kept)
+    differing, said = _wrong_values(context, checkpoint.original, replace(weights, shapes=found), kept)
+    misplaced = dict(misplaced_codes(checkpoint, quantised, context.progress))
+    complaints += [*said, *list(misplaced.values())[:DESCRIBED]]
+    if len(misplaced) > DESCRIBED:
+        complaints.append(f"{len(misplaced) - DESCRIBED:,} quantised matrices more differ")
+    count = sum(prod(shape) for shape in wanted.values())
+    message = (
+        f"{count:,} parameters, as the arithmetic says: {len(quantised)} matrices have the codes nearest to the "
+        f"checkpoint's values, {len(kept)} other tensors its bits"
+    )
+    figures = ParameterFigures(count, count, [*differing, *misplaced])
+    return Outcome(message, len(wanted), complaints, figures=figures)
+
+
 def _expected_count(context: CheckContext) -> int:
     config = context.config
     ends = 1 if config.tie_word_embeddings else 2
@@ -101,7 +128,7 @@ def _wrong_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
 
 
 def _wrong_values(
-    context: CheckContext, weights: ArtifactWeights, wanted: Mapping[str, tuple[int, ...]]
+    context: CheckContext, checkpoint: Checkpoint, weights: ArtifactWeights, wanted: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[str], list[str]]:
     """Names of the tensors that are not the checkpoint's, and what to say; one tensor is in memory at a time."""
     assert weights.read is not None
@@ -114,10 +141,10 @@ def _wrong_values(
         found = weights.read(name)
         if found.dtype != own:
             retyped.append(name)
-        elif not same_values(found, context.checkpoint, name):
+        elif not same_values(found, checkpoint, name):
             differing.append(name)
             if len(differing) <= DESCRIBED:
-                said.append(describe_difference(found, context.checkpoint, name, wanted))
+                said.append(describe_difference(found, checkpoint, name, wanted))
     more = len(differing) - len(said)
     if more:
         said.append("1 weight more differs" if more == 1 else f"{more:,} weights more differ")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from blockexport.export.bundle.cache_flow import CacheFlow
+from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
 from blockexport.export.lint.lint_finding import Fate, Trap
 
 _CODES = (onnx.TensorProto.INT4, onnx.TensorProto.INT8)

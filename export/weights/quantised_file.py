@@ -31,7 +31,7 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.checkpoints.weight_values import TensorLoss, check_finite, check_no_overflow
 from blockexport.models.element_types import element_of
 from blockexport.models.precision import Precision
-from blockexport.models.progress import Progress, silent
+from blockexport.models.progress import Progress, counted, silent
 from blockexport.models.quantisation import Quantisation, scale_dtype
 from blockexport.models.quantised_matrix import CODES, SCALES, QuantisationScheme
 
@@ -108,11 +108,9 @@ def write_quantised_weights(
             for name in kept:
                 losses.append(write_converted(checkpoint, name, precision, file))
             check_no_overflow(losses, precision.torch_dtype)
-            for done, (name, layout) in enumerate(layouts.items()):
-                progress("quantising weights", done, len(layouts))
-                errors[name] = _write_matrix(checkpoint, layout, precision, file, threads)
+            for layout in counted(layouts.values(), "quantising weights", progress):
+                errors[layout.name] = _write_matrix(checkpoint, layout, precision, file, threads)
             digest = file.finish()
-        progress("quantising weights", len(layouts), len(layouts))
     entries = [checkpoint.entries[name] for name in names]
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
     report = report_of(entries, precision.element.safetensors, losses, source_bytes, total, errors)
