@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from blockexport.compare.audits.artifact_weights import artifact_weights
 from blockexport.compare.audits.weight_difference import FEWEST_DIGITS, _apart
 from blockexport.compare.checks.check_parameters import ParameterFigures
+from blockexport.compare.core import context
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.immovable import as_integers
 from blockexport.compare.judge import JudgeOptions, judge
@@ -20,6 +22,7 @@ from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
 from blockexport.export.pt2 import write_pt2
 from blockexport.export.weights.weight_files import WEIGHTS_FILE
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.kept_tensors import KeptTensors
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.interface import Interface
@@ -204,7 +207,8 @@ def test_pt2(tmp_path: Path, precision: Precision) -> None:
 def test_one_tensor_of_the_checkpoint_is_in_memory_at_a_time(
     bundles: dict[Precision, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every tensor is read once, and given up before the next is asked for."""
+    """Every tensor is read once, and given up before the next is asked for; none is kept, as of a large model."""
+    monkeypatch.setattr(context, "KeptTensors", partial(KeptTensors, limit=0))
     alive: list[weakref.ref[torch.Tensor]] = []
     read = Gainful.read
 
