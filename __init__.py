@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from blockexport.bundle_export import ExportedBundle, export_bundle
     from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
-    from blockexport.library import (
-        bench_bundle,
-        build_engine,
-        compare_bundle,
-    )
+    from blockexport.library import bench_bundle, build_engine, compare_bundle
     from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
     from blockexport.models.model_cost import inspect_model
     from blockexport.runtime.open import open_decoder
