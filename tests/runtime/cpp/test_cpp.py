@@ -221,8 +221,10 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize(("option", "value", "message"), NO_NUMBERS)
-def test_an_option_that_is_no_whole_number(built: Path, stories: Path, option: str, value: str, message: str) -> None:
-    done = cpp_build.attempt([str(built / "chat"), str(stories), "x", option, value])
+def test_an_option_that_is_no_whole_number(
+    built: Path, judged_stories: Path, option: str, value: str, message: str
+) -> None:
+    done = cpp_build.attempt([str(built / "chat"), str(judged_stories), "x", option, value])
     assert done.returncode == 2
     assert message in done.stderr
 
