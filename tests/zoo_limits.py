@@ -32,7 +32,14 @@ HALF: Mapping[str, Lost] = {
 
 SHARP_BF16: Mapping[str, Lost] = {
     name: Lost(("located",), "the first layer errs by no more than its softmax does (6 times): a later one is named")
-    for name in ("o_proj_bias_dropped", "up_proj_bias_dropped", "down_proj_bias_dropped", "gelu", "gelu_tanh")
+    for name in (
+        "o_proj_bias_dropped",
+        "up_proj_bias_dropped",
+        "down_proj_bias_dropped",
+        "gelu",
+        "gelu_tanh",
+        "attention_residual_dropped",
+    )
 }
 """In bfloat16 with the softmax ten times as sharp, beside those of half precision."""
 
