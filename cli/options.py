@@ -23,6 +23,10 @@ def choice(name: str, offered: Sequence[str], help: str, metavar: str | None = N
     )
 
 
+def _slots(help: str) -> Any:
+    return typer.Option("--max-sequence-length", "-M", metavar="M", min=1, help=help)
+
+
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")]
 ModelOrBundle = Annotated[
     str,
@@ -56,24 +60,10 @@ Fp32 = Annotated[bool, typer.Option("--fp32", help="In float32.")]
 Fp16 = Annotated[bool, typer.Option("--fp16", help="In float16.")]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="In bfloat16.")]
 Slots = Annotated[
-    int | None,
-    typer.Option(
-        "--max-sequence-length",
-        "-M",
-        metavar="M",
-        min=1,
-        help="Cache slots per row, for prompt and answer. Default: the model's range, at most 2048.",
-    ),
+    int | None, _slots("Cache slots per row, for prompt and answer. Default: the model's range, at most 2048.")
 ]
 OtherSlots = Annotated[
-    int | None,
-    typer.Option(
-        "--max-sequence-length",
-        "-M",
-        metavar="M",
-        min=1,
-        help="Cache slots per row, when other than the bundle's; at most what its RoPE table holds.",
-    ),
+    int | None, _slots("Cache slots per row, when other than the bundle's; at most what its RoPE table holds.")
 ]
 BeyondTrainedRange = Annotated[
     bool, typer.Option("--beyond-trained-range", help="Allow an M of more positions than the model was trained for.")
