@@ -20,7 +20,7 @@ from blockexport.runtime.decoder import Decoder
 
 @dataclass(frozen=True)
 class SelftestResult:
-    """How far a decoder is from the golden vectors; `worst_ratio` is a position's largest difference over its limit."""
+    """How far a decoder is from the golden vectors; the worst position has the largest share of its limit."""
 
     passed: bool
     positions: int
@@ -29,11 +29,6 @@ class SelftestResult:
     worst_position: int
     worst_difference: float
     worst_tolerance: float
-
-    @property
-    def worst_ratio(self) -> float:
-        """Above 1 it failed."""
-        return self.worst_difference / self.worst_tolerance
 
 
 def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -> None:
