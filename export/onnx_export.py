@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,12 +22,11 @@ from blockexport.export.bundle.manifest import (
     combined_digest,
     tool_versions,
 )
-from blockexport.export.bundle.rope_file import COS, ROPE_FILE, SIN, write_rope_file
+from blockexport.export.bundle.rope_file import ROPE_FILE, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
-from blockexport.export.weights.quantised_file import write_quantised_weights
-from blockexport.export.weights.weight_files import WrittenCodes, WrittenTensor, WrittenWeights, write_weights
+from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
 from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -38,6 +38,7 @@ from blockexport.models.formats.config_hf_write import config_to_hf
 from blockexport.models.interface import Interface, Port
 from blockexport.models.progress import Progress, silent
 from blockexport.models.quantisation import Quantisation
+from blockexport.models.quantised_matrix import CODES
 
 Note = Callable[[str], None]
 
@@ -66,10 +67,13 @@ def export_onnx(
     Raises:
         UsageError: the weights are damaged, or do not fit the precision.
     """
-    config = checkpoint.config
+    config, source = checkpoint.config, checkpoint
+    if quantisation is not None and quantisation.stored_config(config) != config:
+        source = UntiedCheckpoint(checkpoint)
+    names = list(expected_tensors(source.config, ends=interface.ends))
     rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
-        written = worker.submit(_write_weights, checkpoint, folder, interface, quantisation, progress)
+        written = worker.submit(write_weights, source, folder, interface.precision, names, quantisation, progress)
         write_rope_file(folder, config, rows)
         model = build_model(interface, _external_tensors(folder, written), quantisation)
     weights = written.result()
@@ -80,34 +84,23 @@ def export_onnx(
     return _manifest(checkpoint, folder, interface, quantisation, model, weights, rows, others)
 
 
-def _write_weights(
-    checkpoint: Checkpoint, folder: Path, interface: Interface, quantisation: Quantisation | None, progress: Progress
-) -> WrittenWeights:
-    if quantisation is None:
-        names = list(expected_tensors(checkpoint.config, ends=interface.ends))
-        return write_weights(checkpoint, folder, interface.precision, names, progress)
-    if quantisation.stored_config(checkpoint.config) != checkpoint.config:
-        checkpoint = UntiedCheckpoint(checkpoint)
-    names = list(expected_tensors(checkpoint.config, ends=interface.ends))
-    return write_quantised_weights(checkpoint, folder, interface.precision, names, quantisation, progress)
-
-
 def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable[[str], ir.TensorProtocol]:
     """Tensors that point into the files of the bundle. The first one asked for waits until the weights are written."""
-    rope = read_header(folder / ROPE_FILE)
+    rope = {name: (ROPE_FILE, stored) for name, stored in read_header(folder / ROPE_FILE).items()}
+
+    @cache
+    def weights() -> dict[str, tuple[str, StoredTensor]]:
+        files = written.result().files
+        return {name: (file, stored) for file in files for name, stored in read_header(folder / file).items()}
 
     def tensor(name: str) -> ir.ExternalTensor:
-        stored: StoredTensor | WrittenTensor | WrittenCodes
-        if name in (COS, SIN):
-            stored, file = rope[name], ROPE_FILE
-        else:
-            stored = written.result().codes.get(name) or written.result().tensors[name]
-            file = stored.file
-        kind = ir.DataType(
-            stored.scheme.onnx if isinstance(stored, WrittenCodes) else BY_SAFETENSORS[stored.dtype].onnx
-        )
-        shape = ir.Shape(stored.shape)
-        return ir.ExternalTensor(file, stored.offset, stored.length, kind, shape=shape, name=name, base_dir=folder)
+        file, stored = rope.get(name) or weights()[name]
+        kind, shape = BY_SAFETENSORS[stored.dtype].onnx, stored.shape
+        if name.endswith(CODES):
+            layout = written.result().layouts[name.removesuffix(CODES)]
+            kind, shape = layout.scheme.onnx, layout.shape
+        place = (file, stored.offset, stored.length)
+        return ir.ExternalTensor(*place, ir.DataType(kind), shape=ir.Shape(shape), name=name, base_dir=folder)
 
     return tensor
 
@@ -145,7 +138,7 @@ def _manifest(
     rows: int,
     others: Sequence[str],
 ) -> Manifest:
-    files = {name: file_entry(folder / name, sha256=entry.sha256) for name, entry in weights.files.items()}
+    files = {name: file_entry(folder / name, sha256=sha256) for name, sha256 in weights.files.items()}
     files |= file_entries(folder, [ROPE_FILE, *others])
     made_from = {name: files[name].sha256 for name in (*weights.files, ROPE_FILE)}
     files |= file_entries(folder, [ONNX_FILE], made_from)
@@ -165,7 +158,7 @@ def _manifest(
         outputs=tuple(_port(value) for value in model.graph.outputs),
         opset=model.opset_imports[""],
         ir_version=model.ir_version,
-        weights_digest=combined_digest(entry.sha256 for _, entry in sorted(weights.files.items())),
+        weights_digest=combined_digest(sha256 for _, sha256 in sorted(weights.files.items())),
         files=dict(sorted(files.items())),
         conversion=weights.report.to_json(),
         tools=tool_versions(),

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from blockexport.export.bundle.manifest import sha256_of
@@ -18,16 +17,8 @@ from blockexport.models.regular_file import open_regular
 _FICLONE = 0x40049409  # linux/fs.h; Python's fcntl has it from 3.13 on
 
 
-@dataclass(frozen=True)
-class CopiedFile:
-    """A finished copy: hex sha256 and size in bytes, the same for source and copy."""
-
-    sha256: str
-    bytes: int
-
-
 @contextmanager
-def clone_files(targets: Mapping[Path, Path]) -> Iterator[Callable[[], Mapping[Path, CopiedFile]]]:
+def clone_files(targets: Mapping[Path, Path]) -> Iterator[Callable[[], Mapping[Path, str]]]:
     """Copy every source to its target on threads of their own, while the body of the `with` does something else.
 
     A copy shares the source's blocks where the file system can (btrfs, xfs), and is never a link.
@@ -36,7 +27,7 @@ def clone_files(targets: Mapping[Path, Path]) -> Iterator[Callable[[], Mapping[P
         targets: source to target; the targets must not exist.
 
     Yields:
-        A function that waits for the copies and describes them, by source.
+        A function that waits for the copies; the hex sha256 of each, and so of its source, by source.
 
     Raises:
         UsageError: too little space, or a source that changed meanwhile.
@@ -53,10 +44,10 @@ def clone_files(targets: Mapping[Path, Path]) -> Iterator[Callable[[], Mapping[P
         digests = {source: pool.submit(sha256_of, source) for source in targets}
         copying = [pool.submit(shutil.copyfile, source, target) for source, target in copies.items()]
 
-        def finish() -> Mapping[Path, CopiedFile]:
+        def finish() -> Mapping[Path, str]:
             for copy in copying:
                 copy.result()
-            done = {source: CopiedFile(digest.result(), before[source][0]) for source, digest in digests.items()}
+            done = {source: digest.result() for source, digest in digests.items()}
             for source in targets:
                 if _state(source) != before[source]:
                     raise UsageError(f"{source} was changed while it was copied: try again when nothing writes to it")

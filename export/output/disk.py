@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,24 +52,3 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise UsageError(
             f"{where} cannot be read or written: {error.strerror or error}. Choose another path"
         ) from error
-
-
-@contextmanager
-def removed_on_failure() -> Iterator[Callable[[Path], None]]:
-    """Yields a function to call with each file about to be made; those files are removed when the body raises.
-
-    The function raises UsageError for a file that is already there, which is then left alone.
-    """
-    claimed: list[Path] = []
-
-    def claim(path: Path) -> None:
-        if path.exists():
-            raise UsageError(f"{path} is in the way: remove it, or choose another output folder")
-        claimed.append(path)
-
-    try:
-        yield claim
-    except BaseException:
-        for path in claimed:
-            path.unlink(missing_ok=True)
-        raise

@@ -29,23 +29,21 @@ def byte_size(entry: TensorEntry) -> int:
     return entry.size * BY_SAFETENSORS[entry.dtype].itemsize
 
 
-def header_bytes(entries: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int]]:
-    """Length field and JSON, padded to a page, and the offset of each tensor in the file.
+def header_bytes(entries: Mapping[str, TensorEntry]) -> bytes:
+    """Length field and JSON, padded to a page.
 
     Args:
         entries: name, type and shape of what will be written, in the order of the bytes.
     """
     described: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begins: dict[str, int] = {}
     position = 0
     for name, entry in entries.items():
         end = position + byte_size(entry)
         described[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [position, end]}
-        begins[name], position = position, end
+        position = end
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     start = -(-(LENGTH_BYTES + len(text)) // PAGE) * PAGE
-    header = (start - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little") + text.ljust(start - LENGTH_BYTES)
-    return header, {name: start + begin for name, begin in begins.items()}
+    return (start - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little") + text.ljust(start - LENGTH_BYTES)
 
 
 class HashingWriter:

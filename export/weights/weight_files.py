@@ -6,7 +6,7 @@ every tensor is read, converted and written in turn. Never a link: onnx's loader
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.clone_file import clone_files
-from blockexport.export.output.disk import check_free_space, disk_errors, removed_on_failure
+from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.weights.conversion_report import ConversionReport, report_of
+from blockexport.export.weights.matrix_layout import MatrixLayout, layouts_of, write_matrix
 from blockexport.export.weights.safetensors_writer import HashingWriter, byte_size, header_bytes, raw_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.weight_values import (
@@ -26,44 +27,12 @@ from blockexport.models.checkpoints.weight_values import (
     narrow,
 )
 from blockexport.models.precision import Precision
-from blockexport.models.progress import Progress, silent
-from blockexport.models.quantised_matrix import QuantisationScheme
+from blockexport.models.progress import Progress, counted, silent
+from blockexport.models.quantisation import Quantisation, scale_dtype
 
 WEIGHTS_FILE = "model.safetensors"
 
 _CHUNK_ELEMENTS = 1 << 21
-
-Claim = Callable[[Path], None]
-
-
-@dataclass(frozen=True)
-class WrittenTensor:
-    """Where a tensor is in the bundle: `length` bytes at `offset` of the file `file`, of a safetensors type."""
-
-    file: str
-    offset: int
-    length: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class WrittenCodes:
-    """Where the codes of a quantised matrix are, packed as ONNX has them, and their shape there."""
-
-    file: str
-    offset: int
-    length: int
-    scheme: QuantisationScheme
-    shape: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """One weights file of the bundle."""
-
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -71,37 +40,52 @@ class WrittenWeights:
     """What `write_weights` wrote.
 
     Attributes:
-        tensors: by Hugging Face name; the scales of a quantised matrix by its name with `.scales` at the end.
-        files: by file name.
+        files: their hex sha256 by name. Each is a safetensors file, whose header says where its tensors are: under
+            their Hugging Face names, the scales and codes of a quantised matrix with `.scales` and `.codes` at the end.
         report: what the conversion did to the values.
         source_sha256: of the checkpoint's files that were hashed on the way.
-        codes: of the quantised matrices, by their names with `.codes` at the end.
+        layouts: of the quantised matrices, by their names.
     """
 
-    tensors: Mapping[str, WrittenTensor]
-    files: Mapping[str, WrittenFile]
+    files: Mapping[str, str]
     report: ConversionReport
     source_sha256: Mapping[Path, str]
-    codes: Mapping[str, WrittenCodes] = field(default_factory=dict)
+    layouts: Mapping[str, MatrixLayout] = field(default_factory=dict)
 
 
 def write_weights(
-    checkpoint: Checkpoint, folder: Path, precision: Precision, names: Sequence[str], progress: Progress = silent
+    checkpoint: Checkpoint,
+    folder: Path,
+    precision: Precision,
+    names: Sequence[str],
+    quantisation: Quantisation | None = None,
+    progress: Progress = silent,
 ) -> WrittenWeights:
-    """Write the tensors `names` of `checkpoint` in `precision` into `folder`.
+    """Write the tensors `names` of `checkpoint` in `precision` into `folder`, some matrices quantised.
 
     A clone keeps the checkpoint's files whole, with tensors that were not asked for; a conversion writes one file with
-    the asked for alone, in the order of the forward pass. Both are the same bytes every time.
+    the asked for alone, in the order of the forward pass, a chunk or a matrix with its codes in memory at a time. Both
+    are the same bytes every time.
+
+    Args:
+        checkpoint: with a head of its own where the head is to be quantised.
+        folder: where the files go, which holds none of their names.
+        precision: of what stays in floating point.
+        names: of the tensors.
+        quantisation: which are quantised, and how; None where none is.
+        progress: hears of the bytes and the matrices written.
 
     Raises:
-        UsageError: a value is not finite, or overflows in `precision`; the disk is full or cannot be written. No file
-            is left behind.
+        UsageError: a value is not finite, or too large for its type or its scale; the disk is full or cannot be
+            written. What was written is left to whoever made the folder.
     """
     entries = {name: entry for name, entry in checkpoint.entries.items() if name in set(names)}
-    with disk_errors(folder), one_thread(), removed_on_failure() as claim:
-        if _can_clone(checkpoint, entries, precision):
-            return _clone(checkpoint, entries, folder, claim, progress)
-        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, claim, progress)
+    threads = torch.get_num_threads()
+    with disk_errors(folder), one_thread():
+        if quantisation is None and _can_clone(checkpoint, entries, precision):
+            return _clone(checkpoint, entries, folder, progress)
+        layouts = layouts_of(checkpoint, entries, quantisation)
+        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, layouts, threads, progress)
 
 
 @contextmanager
@@ -128,27 +112,19 @@ def _can_clone(checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], preci
 
 
 def _clone(
-    checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], folder: Path, claim: Claim, progress: Progress
+    checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], folder: Path, progress: Progress
 ) -> WrittenWeights:
-    located = {name: (entry, entry.location) for name, entry in entries.items() if entry.location is not None}
-    sources = sorted({location.path for _, location in located.values()})
+    sources = sorted({entry.location.path for entry in entries.values() if entry.location is not None})
     targets = {source: folder / _clone_name(i, len(sources)) for i, source in enumerate(sources, start=1)}
-    for target in targets.values():
-        claim(target)
     with clone_files(targets) as finish:
         for done, name in enumerate(entries, start=1):
             check_finite(name, checkpoint.read(name))
             progress("copying weights", done, len(entries) + 1)
         copied = finish()
         progress("copying weights", len(entries) + 1, len(entries) + 1)
-    tensors = {
-        name: WrittenTensor(targets[at.path].name, at.offset, at.length, entry.dtype, entry.shape)
-        for name, (entry, at) in located.items()
-    }
-    files = {targets[source].name: WrittenFile(copy.sha256, copy.bytes) for source, copy in copied.items()}
     types = sorted({entry.dtype for entry in entries.values()})
     report = ConversionReport(tuple(types), types[0], cloned=True)
-    return WrittenWeights(tensors, files, report, {source: copy.sha256 for source, copy in copied.items()})
+    return WrittenWeights({targets[source].name: sha256 for source, sha256 in copied.items()}, report, copied)
 
 
 def _clone_name(number: int, count: int) -> str:
@@ -161,36 +137,37 @@ def _convert(
     entries: Mapping[str, TensorEntry],
     path: Path,
     precision: Precision,
-    claim: Claim,
+    layouts: Mapping[str, MatrixLayout],
+    threads: int,
     progress: Progress,
 ) -> WrittenWeights:
     target = precision.element.safetensors
-    written = {name: replace(entry, dtype=target, location=None) for name, entry in entries.items()}
-    header, offsets = header_bytes(written)
-    total = len(header) + sum(map(byte_size, written.values()))
-    check_free_space(path.parent, total)
+    kept = {name: replace(entry, dtype=target) for name, entry in entries.items() if name not in layouts}
+    matrices = [entry for layout in layouts.values() for entry in layout.entries(scale_dtype(precision))]
+    header = header_bytes({**kept, **{entry.name: entry for entry in matrices}})
+    total = len(header) + sum(map(byte_size, kept.values()))
+    size = total + sum(map(byte_size, matrices))
+    check_free_space(path.parent, size)
     losses: list[TensorLoss] = []
+    errors: dict[str, float] = {}
     label = "making random weights" if checkpoint.source.kind == "random" else "converting weights"
-    claim(path)
     with HashingWriter(path) as file:
         file.write(header)
         done = len(header)
-        for name, entry in written.items():
-            losses.append(write_converted(checkpoint, name, precision, file))
+        for name, entry in kept.items():
+            losses.append(_write_converted(checkpoint, name, precision, file))
             done += byte_size(entry)
             progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
+        for layout in counted(layouts.values(), "quantising weights", progress if layouts else silent):
+            errors[layout.name] = write_matrix(checkpoint, layout, precision, file, threads)
         digest = file.finish()
-    tensors = {
-        name: WrittenTensor(path.name, offsets[name], byte_size(entry), target, entry.shape)
-        for name, entry in written.items()
-    }
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
-    report = report_of(entries.values(), target, losses, source_bytes, total)
-    return WrittenWeights(tensors, {path.name: WrittenFile(digest, total)}, report, {})
+    report = report_of(entries.values(), target, losses, source_bytes, size, errors)
+    return WrittenWeights({path.name: digest}, report, {}, layouts)
 
 
-def write_converted(checkpoint: Checkpoint, name: str, precision: Precision, file: HashingWriter) -> TensorLoss:
+def _write_converted(checkpoint: Checkpoint, name: str, precision: Precision, file: HashingWriter) -> TensorLoss:
     """Write one tensor in `precision`; returns what it lost."""
     parts: list[TensorLoss] = []
     for converted, loss in converted_chunks(checkpoint, name, precision.torch_dtype):

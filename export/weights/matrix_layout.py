@@ -1,0 +1,76 @@
+"""How quantised matrices lie in the weights file of a bundle, written one by one after what stays in floating point.
+
+First the scales and then the codes of each. Codes of 4 bits are packed two a byte under the type U8, since safetensors
+has none so small; the graph says what they are. Where sizes are multiples of 64, as those of real models are, each
+tensor begins at such a multiple, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from blockexport.export.weights.block_quantiser import quantise
+from blockexport.export.weights.safetensors_writer import HashingWriter, raw_bytes
+from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
+from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.checkpoints.weight_values import check_finite
+from blockexport.models.element_types import element_of
+from blockexport.models.precision import Precision
+from blockexport.models.quantisation import Quantisation, scale_dtype
+from blockexport.models.quantised_matrix import CODES, SCALES, QuantisationScheme
+
+
+@dataclass(frozen=True)
+class MatrixLayout:
+    """How a matrix lies in the file: [K, N] as a product reads it, or [N, K], where rows are looked up."""
+
+    name: str
+    scheme: QuantisationScheme
+    outputs: int
+    width: int
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether it is [N, K]."""
+        return self.name == EMBEDDING
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the codes in the graph."""
+        return (self.outputs, self.width) if self.by_rows else (self.width, self.outputs)
+
+    def entries(self, scales: torch.dtype) -> tuple[TensorEntry, TensorEntry]:
+        """Of the scales and of the codes."""
+        blocks = self.scheme.blocks(self.width)
+        grid = (self.outputs, blocks) if self.by_rows else (blocks, self.outputs)
+        packed = (self.scheme.code_bytes(self.outputs * self.width),)
+        kind, shape = ("I8", self.shape) if self.scheme.bits == 8 else ("U8", packed)
+        return (
+            TensorEntry(f"{self.name}{SCALES}", element_of(scales).safetensors, grid),
+            TensorEntry(f"{self.name}{CODES}", kind, shape),
+        )
+
+
+def layouts_of(
+    checkpoint: Checkpoint, names: Iterable[str], quantisation: Quantisation | None
+) -> dict[str, MatrixLayout]:
+    """Those of the tensors `names` that are quantised, by name."""
+    schemes = {} if quantisation is None else {name: quantisation.scheme_of(name) for name in names}
+    return {
+        name: MatrixLayout(name, scheme, *checkpoint.entries[name].shape) for name, scheme in schemes.items() if scheme
+    }
+
+
+def write_matrix(
+    checkpoint: Checkpoint, layout: MatrixLayout, precision: Precision, file: HashingWriter, threads: int
+) -> float:
+    """Quantise and write one matrix; returns what that cost, relative to its size."""
+    weight_NK = checkpoint.read(layout.name)
+    check_finite(layout.name, weight_NK)
+    matrix, error = quantise(layout.name, weight_NK, layout.scheme, scale_dtype(precision), threads)
+    file.write(raw_bytes(matrix.scales_GN.T if layout.by_rows else matrix.scales_GN))
+    file.write(raw_bytes(matrix.packed(outputs_first=layout.by_rows)))
+    return float(f"{error.relative:.4g}")
