@@ -1,4 +1,4 @@
-"""What blockexport does with a bundle, as functions: judge it again, build an engine.
+"""What blockexport does with a bundle, as functions: judge it again, build an engine, measure its speed.
 
 Every function raises a `BlockexportError` (`blockexport.models.errors`) with one message for what the caller can fix:
 `UsageError` for wrong use and bad input, `NotJudgedError` for what this machine cannot do.

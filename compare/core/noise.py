@@ -1,4 +1,4 @@
-"""The verdict on a stretch of positions: the artifact's error against eager's own."""
+"""The noise floor, which is eager's own error, and the verdict on a stretch of positions against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slot of an artifact's cache is the first to hold something else than eager's?
+"""Which slot of an artifact's cache is the first to hold something other than eager's?
 
 Outputs may be right in the call that spoils a slot, and wrong only in later ones that read it; some calls give no
 outputs at all. What is stored tells the call to look into.
