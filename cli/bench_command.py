@@ -23,7 +23,7 @@ def bench(
         typer.Option(
             "--against",
             metavar="PATH",
-            help="What to hold it against: a bundle, a folder of onnxruntime-genai's, or a .gguf file (llama.cpp). "
+            help="What to compare it with: a bundle, a folder of onnxruntime-genai's, or a .gguf file (llama.cpp). "
             "genai:BUNDLE runs a bundle in onnxruntime-genai. May be given several times.",
             autocompletion=models,
         ),
@@ -69,7 +69,7 @@ def bench(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> ExitCode:
-    """Measure load time, time to the first token, speed of prefill and decoding, memory, and energy where it is told.
+    """Measure load time, time to the first token, speed of prefill and decoding, memory and, where told, energy.
 
     Beside them stand the memory bandwidth and the matrix peak of this machine, measured in the same run, and the share
     of the speed that they allow. Every side takes its turn in a process of its own, runs each case once untimed and

@@ -45,7 +45,7 @@ def onnx(
     embedding: options.Embedding = None,
     no_compare: options.NoCompare = False,
     no_explain: options.NoExplain = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random weights of a preset.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of a preset's random weights.")] = 0,
     force: options.Force = False,
     beyond_trained_range: options.BeyondTrainedRange = False,
     threads: options.Threads = None,

@@ -85,9 +85,9 @@ Embedding = Annotated[
     str | None, choice("--embedding", tuple(EMBEDDINGS), "With --quantize: the embedding. Default: int8.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an older bundle, if it holds nothing but its own files.")]
-NoCompare = Annotated[bool, typer.Option("--no-compare", help="Leave the judging out.")]
+NoCompare = Annotated[bool, typer.Option("--no-compare", help="Do not judge what was made.")]
 NoExplain = Annotated[
-    bool, typer.Option("--no-explain", help="Of a file that fails, give the verdict alone: no place and no cause.")
+    bool, typer.Option("--no-explain", help="Give only the verdict of a file that fails, without place and cause.")
 ]
 Threads = Annotated[
     int | None,
@@ -97,7 +97,7 @@ Threads = Annotated[
         help="Processor threads to compute with. Default: OMP_NUM_THREADS, or the cores this process may use.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes and no table: the result alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone, without progress and table.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 

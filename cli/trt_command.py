@@ -130,8 +130,10 @@ def trt(
     BUNDLE/engines, and what was found to BUNDLE/manifest.json.
 
     From a checkpoint the ONNX bundle is made and judged first, as `blockexport onnx` does; --output, a precision, -M,
-    --force and --beyond-trained-range are for that. --fp32 is without TF32, and attention has no fused kernel there. An
-    engine itself is judged where a GPU is: blockexport compare BUNDLE --backend tensorrt.
+    --force and --beyond-trained-range are for that. --fp32 is without TF32, and attention has no fused kernel there.
+
+    No engine was ever executed by the authors of blockexport, who had no GPU for it, and standard TensorRT has not been
+    run at all. Judge the engine where its GPU is: blockexport compare BUNDLE --backend tensorrt.
 
     Example: blockexport trt smollm2 --backend tensorrt-rtx --compute-capability 8.9
 

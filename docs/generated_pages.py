@@ -138,6 +138,8 @@ def _backend_facts(backend: Backend) -> Iterator[str]:
         yield f"install: {' or '.join(commands)}"
     if backend.judges:
         yield f"judges by default: {', '.join(backend.judges)}"
+    if not backend.file and backend.graph:
+        yield "[never executed by us](../concepts/tensorrt-build.md#what-was-executed-and-what-was-only-built)"
     yield f"a difference can be located inside the graph: {'yes' if backend.graph else 'no, it runs no ONNX graph'}"
     if backend.cmake_option:
         yield f"in C++: `-D{backend.cmake_option}=ON`"
