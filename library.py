@@ -45,6 +45,8 @@ def compare_bundle(
     text: str | None = None,
     token_ids: Sequence[int] | None = None,
     locate: bool = False,
+    cost: bool = False,
+    max_kl: float | None = None,
     explain: Explainer | None = None,
     progress: Progress = silent,
 ) -> Report:
@@ -60,15 +62,27 @@ def compare_bundle(
         text: what to judge on instead of the built-in passage.
         token_ids: what to judge on instead of any text.
         locate: look inside the graph even where every check passes.
+        cost: of a quantised bundle, also measure what quantising costs: on `text` or `token_ids`, at least 2,000
+            tokens, or on a built-in chapter.
+        max_kl: fail where that is more, as a mean KL divergence in nats; asks for `cost`.
         explain: makes the report of a judgement; by default a difference is located and diagnosed.
         progress: told how far the work is.
 
     Raises:
         NotJudgedError: this machine or backend cannot answer.
-        UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source.
+        UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source, a cost of what
+            is not quantised.
     """
     from blockexport.compare.judge import JudgeOptions, run_checks
-    from blockexport.compare.judged_bundle import as_stored, bundle_options, changed_files, open_source
+    from blockexport.compare.judged_bundle import (
+        as_stored,
+        bundle_options,
+        changed_files,
+        in_integers,
+        not_quantised,
+        open_source,
+    )
+    from blockexport.compare.judged_cost import cost_question, with_cost
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.runtime.backends import require_judgeable, usual_backend
     from blockexport.runtime.open import open_decoder
@@ -96,8 +110,13 @@ def compare_bundle(
         text=text,
         token_ids=token_ids,
         locate=locate,
+        cost=cost,
+        max_kl=max_kl,
     )
-    judgement = run_checks(decoder, judged_on, bundle_options(folder, backend, asked), progress)
+    options = bundle_options(folder, backend, asked)
+    question = cost_question(checkpoint, decoder, options, not_quantised(manifest, backend))
+    judgement = run_checks(decoder, judged_on, options, progress)
+    judgement = with_cost(judgement, question, decoder, lambda: in_integers(folder, backend, slots), progress)
     judgement = replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *notes)))
     return judgement.explained(progress) if explain is None else explain(judgement)
 

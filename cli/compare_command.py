@@ -71,6 +71,22 @@ def compare(
         ),
     ] = False,
     no_explain: options.NoExplain = False,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Also measure what quantising costs: the quantised file beside the checkpoint on a text, its KL, "
+            "perplexity and top-1 agreement.",
+        ),
+    ] = False,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            "--max-kl",
+            metavar="NATS",
+            help="Fail where the mean KL that --cost measures is more than this; without it nothing there can fail.",
+        ),
+    ] = None,
     decode_steps: Annotated[
         int | None,
         typer.Option("--decode-steps", metavar="N", min=1, help="Teacher-forced steps after the prefill. Default: 64."),
@@ -122,6 +138,8 @@ def compare(
         "text": None if text is None else _read(text),
         "token_ids": None if tokens is None else _ids(tokens),
         "locate": locate,
+        "cost": cost,
+        "max_kl": max_kl,
     }
     choose_checks(how["checks"])  # a misspelt name is said before the model is read
     use_threads(threads)

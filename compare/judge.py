@@ -56,6 +56,8 @@ class JudgeOptions:
         graph: gives the artifact's ONNX graph, for the audits of types and constants.
         explain: looks for place and cause after a check has failed; None leaves that out.
         locate: call `explain` even where every check has passed.
+        cost: measure what quantising costs as well; `judged_cost.py` does, beside the checks.
+        max_kl: the limit on it, in nats, which asks for it too; see `QuantisingCost`.
     """
 
     backend: str = ONNXRUNTIME.name
@@ -70,6 +72,8 @@ class JudgeOptions:
     graph: Callable[[], ir.Graph] | None = None
     explain: Callable[[CheckContext, Sequence[CheckResult]], Explanation | None] | None = None
     locate: bool = False
+    cost: bool = False
+    max_kl: float | None = None
 
 
 @dataclass(frozen=True)

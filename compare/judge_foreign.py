@@ -13,10 +13,12 @@ from blockexport.compare.audits.quantised_weights import (
     is_quantised,
     with_exact_activations,
 )
+from blockexport.compare.core.quantising_cost import NamedRun
 from blockexport.compare.core.tokens import Encode
 from blockexport.compare.explain.explain import explain
 from blockexport.compare.explain.foreign_values import watch_foreign
 from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
+from blockexport.compare.judged_cost import APART, AS_SHIPPED, cost_question, with_cost
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER, write_tokenizer_files
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
@@ -58,20 +60,29 @@ def judge_foreign(
     files = read_foreign(paths, read_map(mapped))
     require_judgeable(BACKEND, Precision.of(files[0].convention.dtype))
     checkpoint = open_checkpoint(model)
-    read = checkpoint.notes
+    original, shipped, read = checkpoint, files, checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)
     options = asked or JudgeOptions()
     options = replace(
         options,
         backend=BACKEND,
-        encode=_encoder(checkpoint),
+        encode=_encoder(original),
         weights=lambda: _weights(files),
         explain=lambda context, results: explain(
             context, results, lambda: watch_foreign(decoder), always=options.locate
         ),
     )
+    not_quantised = "the file has no MatMulNBits" if checkpoint is original else ""
+    question = cost_question(original, decoder, options, not_quantised)
     judgement = run_checks(decoder, checkpoint, options, progress)
+
+    def others() -> list[NamedRun]:
+        if files[0] is shipped[0]:
+            return []
+        return [NamedRun(AS_SHIPPED, open_foreign(shipped, original.config, max_sequence_length=max_sequence_length))]
+
+    judgement = with_cost(judgement, question, decoder, others, progress)
     report = replace(judgement.report, notes=(*judgement.report.notes, *read, *notes))
     return replace(judgement, report=report)
 
@@ -91,7 +102,7 @@ def _on_its_own_weights(
         return files, checkpoint, ()
     notes = [
         "the file's weights are quantised: its graph is judged on the weights that it has, and those, tensor by "
-        "tensor, to within a step of their grid; what quantising costs the model is not judged"
+        f"tensor, to within a step of their grid; {APART}"
     ]
     exact = []
     for file in files:

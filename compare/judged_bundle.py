@@ -12,7 +12,9 @@ from blockexport.compare.audits.artifact_weights import artifact_weights
 from blockexport.compare.audits.stored_matrices import StoredCheckpoint
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.quantising_cost import NamedRun
 from blockexport.compare.judge import JudgeOptions
+from blockexport.compare.judged_cost import APART, IN_INTEGERS
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest
 from blockexport.export.bundle.source_digest import source_digest
@@ -22,6 +24,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named
+from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -84,14 +87,27 @@ def as_stored(
     Raises:
         NotJudgedError: the file dequantises something in a form that the exporter does not write.
     """
-    if manifest.quantisation is None or backend_named(backend).is_eager:
+    if manifest.quantisation is None or not_quantised(manifest, backend):
         return checkpoint, ()
     note = (
         "the bundle's weights are quantised: its graph is judged on the weights that it has, with activations in their "
-        "declared type, and those weights, code by code, by the checkpoint's; what quantising costs the model is not "
-        "judged"
+        f"declared type, and those weights, code by code, by the checkpoint's; {APART}"
     )
     return StoredCheckpoint(checkpoint, folder, manifest.quantisation), (note,)
+
+
+def not_quantised(manifest: Manifest, backend: str) -> str:
+    """Why a bundle on a backend runs the checkpoint's own weights; empty where it runs quantised ones."""
+    if manifest.quantisation is None:
+        return "the bundle's weights are not quantised"
+    return "eager PyTorch runs the checkpoint's own weights" if backend_named(backend).is_eager else ""
+
+
+def in_integers(folder: Path, backend: str, slots: int | None) -> list[NamedRun]:
+    """A quantised bundle as users run it, where that is not what is judged: ONNX Runtime with activations in 8 bits."""
+    if backend != ONNXRUNTIME.name:
+        return []
+    return [NamedRun(IN_INTEGERS, open_decoder(folder, max_sequence_length=slots, verify="nothing"))]
 
 
 def open_source(manifest: Manifest, model: str | None = None) -> Checkpoint:

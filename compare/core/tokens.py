@@ -60,7 +60,7 @@ def choose_tokens(
     if text is not None and not text.strip():
         raise UsageError("the given text is empty: give one with words, or leave it away for the built-in passage")
     if encode is not None:
-        encoded = _first_ids(encode, PASSAGE if text is None else text, count)
+        encoded = first_ids(encode, PASSAGE if text is None else text, count)
         origin = "built-in passage (Alice's Adventures in Wonderland)" if text is None else "given text"
         if text is not None or len(set(encoded)) >= DIFFERENT:
             return Tokens(_repeat(encoded, count, config, origin, made_by_tokenizer=True), origin)
@@ -68,7 +68,7 @@ def choose_tokens(
     return Tokens(torch.randint(0, config.vocab_size, (count,), generator=generator), f"random ids, seed {seed}")
 
 
-def _first_ids(encode: Encode, text: str, count: int) -> list[int]:
+def first_ids(encode: Encode, text: str, count: int) -> list[int]:
     """At least the first `count` ids of a text, however long it is, and all where it has fewer."""
     size = CHARACTERS_PER_TOKEN * count + 1000
     while size < len(text):

@@ -13,6 +13,9 @@
 - `skipped`: `name` and `reason` of the checks that do not apply to this artifact; `left_out`: names of those that were
   not asked for.
 - `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
+- `quantising_cost`: null where it was not asked for, or the members of `quantising_cost.QuantisingCost`: `origin`,
+  `tokens`, `window`, `perplexity` (the checkpoint's), `max_kl` where there is a limit, and `runs`, for each `run`,
+  `kl_mean`, `kl_high` (the 99th percentile), `perplexity` and `agreement`. KL is in nats.
 - `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor` (what the
   verdict holds `max` against), `kl`; with logits also `top1`, `reference_top1` (token ids) and `margin` (by how much
   the reference prefers its own).
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockexport.compare.core.check import CheckResult, Kind, Verdict
 from blockexport.compare.core.figures import Figures
+from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report_explanation import explanation_json
 from blockexport.export.bundle.golden_file import GoldenVectors
@@ -126,12 +130,14 @@ class Report:
     explanation: Explanation | None = None  # of a difference, where one was looked into
     notes: tuple[str, ...] = ()  # sentences without full stop
     left_out: tuple[str, ...] = ()  # names of checks that were not asked for
+    quantising_cost: QuantisingCost | None = None  # a measurement; it bears on the verdict by a limit alone
 
     @property
     def verdict(self) -> Verdict:
-        """Fail if any check failed, else not judged if any could not be, or none was run."""
+        """Fail if any check failed or quantising costs more than was allowed, else not judged if any check could not
+        be, or none was run."""
         verdicts = {result.verdict for result in self.checks}
-        if Verdict.FAIL in verdicts:
+        if Verdict.FAIL in verdicts or self._costs_too_much:
             return Verdict.FAIL
         return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.NOT_JUDGED
 
@@ -149,14 +155,26 @@ class Report:
         if self.verdict is Verdict.FAIL:
             if of_the_model:
                 return of_the_model[0]
+            if not decisive:
+                return f"{self._what} is too far from the checkpoint: {self._costs_too_much}"
             ran = any(result.check.kind.runs_artifact for result in decisive)
             differs = f"differs from {self._other}" if ran else "is not what was asked for"
-            return f"{self._what} {differs}: {names} failed"
+            also = f"; {self._costs_too_much}" if self._costs_too_much else ""
+            return f"{self._what} {differs}: {names} failed{also}"
         if self.verdict is Verdict.NOT_JUDGED:
             why = (*of_the_model, names or "no check applies")[0]
             return f"{self._what} could not be judged: {why}"
         proven = self._proven
         return proven if self.artifact.arithmetic.is_target else f"{proven}; the arithmetic is not the target's"
+
+    @property
+    def _costs_too_much(self) -> str:
+        """A clause on what quantising costs, where that is more than was allowed; empty elsewhere."""
+        cost = self.quantising_cost
+        if cost is None or not cost.too_high:
+            return ""
+        worst = max(cost.too_high, key=lambda run: math.inf if math.isnan(run.kl_mean) else run.kl_mean)
+        return f"quantising costs a mean KL of {worst.kl_mean:.3g} nats ({worst.run}), and {cost.max_kl:g} were allowed"
 
     @property
     def _is_eager(self) -> bool:
@@ -198,6 +216,7 @@ class Report:
             "skipped": [skipped._asdict() for skipped in self.skipped],
             "left_out": self.left_out,
             "weight_rounding": None if self.weight_rounding is None else self.weight_rounding.to_json(),
+            "quantising_cost": None if self.quantising_cost is None else self.quantising_cost.to_json(),
             "positions": {} if self.positions is None else self.positions.to_json(),
             "tolerances": {name: {"value": t.value, "evidence": t.evidence} for name, t in TABLE.items()},
             "versions": self.versions,

@@ -8,11 +8,13 @@ from blockexport.compare.report.html_page import render_page
 from blockexport.compare.report.layer_plots import inside
 from blockexport.compare.report.position_plot import position_plot
 from blockexport.compare.report.report import SCHEMA_VERSION, Report
+from blockexport.compare.report.report_text import COST_HEADINGS, cost_caption, cost_rows
 from blockexport.compare.report.report_values import facts, key_figures, share_of, token_table, verdict_kind
 
 
 def to_html(report: Report) -> str:
     """The page for a report."""
+    cost = report.quantising_cost
     return render_page(
         "report.html.jinja",
         {"kind": verdict_kind, "share_of": share_of},
@@ -25,4 +27,5 @@ def to_html(report: Report) -> str:
         tokens=token_table(report),
         facts=facts(report),
         limits=TABLE.values(),
+        cost=None if cost is None else (COST_HEADINGS, cost_rows(cost), cost_caption(cost)),
     )

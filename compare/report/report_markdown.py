@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_text import HEADINGS, capital, footnotes, full_stop, table_rows
+from blockexport.compare.report.report_text import (
+    COST_HEADINGS,
+    HEADINGS,
+    capital,
+    cost_caption,
+    cost_rows,
+    footnotes,
+    full_stop,
+    table_rows,
+)
 
 
 def to_markdown(report: Report) -> str:
@@ -35,11 +45,19 @@ def to_markdown(report: Report) -> str:
         *(f"- **{r.name}** ({r.verdict}): {r.message}." for r in report.checks),
         *(f"- {name}: does not apply; {reason}." for name, reason in report.skipped),
     ]
+    lines += _cost(report.quantising_cost)
     lines += ["", "## Limits", "", "What each rests on is in `report.json`, under `tolerances`.", ""]
     lines += ["| limit | value | of what |", "|---|---|---|"]
     lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in TABLE.values()]
     lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]
     return "\n".join(lines)
+
+
+def _cost(cost: QuantisingCost | None) -> list[str]:
+    if cost is None:
+        return []
+    rows = [COST_HEADINGS, ("---",) * len(COST_HEADINGS), *cost_rows(cost)]
+    return ["", "## What quantising costs", "", cost_caption(cost), "", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _explanation(report: Report) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -10,7 +11,16 @@ from rich.text import Text
 
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.report.report import Report
-from blockexport.compare.report.report_text import HEADINGS, capital, footnotes, full_stop, table_rows
+from blockexport.compare.report.report_text import (
+    COST_HEADINGS,
+    HEADINGS,
+    capital,
+    cost_caption,
+    cost_rows,
+    footnotes,
+    full_stop,
+    table_rows,
+)
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation
@@ -32,17 +42,28 @@ def render_explanation(explanation: Explanation) -> RenderableType:
 
 def render_table(report: Report) -> RenderableType:
     """The verdict, the table, and below it what is not plainly good."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for i, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+    table = _table(HEADINGS, words=2)
     for row in table_rows(report):
         name, verdict, *figures = row
         table.add_row(name, Text(verdict, style=_STYLES[verdict]), *figures)
     parts: list[RenderableType] = [render_verdict(report)]
     parts += [Text(""), table, *(Text(note, style="dim") for note in footnotes(report))]
+    if report.quantising_cost is not None:
+        costs = _table(COST_HEADINGS, words=1)
+        for row in cost_rows(report.quantising_cost):
+            costs.add_row(*row)
+        parts += [Text(""), costs, Text(cost_caption(report.quantising_cost), style="dim")]
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
     parts += [Text(""), *troubles] if troubles else []
     parts += [Text(f"{name}: does not apply; {reason}", style="dim") for name, reason in report.skipped]
     if not report.artifact.arithmetic.is_target:
         parts.append(Text(report.artifact.arithmetic.note, style="dim"))
     return Group(*parts)
+
+
+def _table(headings: Sequence[str], words: int) -> Table:
+    """Empty; the first columns hold words and the others numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < words else "right", no_wrap=True)
+    return table

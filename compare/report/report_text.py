@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from blockexport.compare.core.figures import StretchFigures
+from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
 
@@ -89,6 +90,31 @@ def footnotes(report: Report) -> list[str]:
             "and floor alike."
         )
     return notes
+
+
+COST_HEADINGS = ("run", "mean KL", "99th percentile", "perplexity", "same top-1")
+
+
+def cost_rows(cost: QuantisingCost) -> list[tuple[str, ...]]:
+    """The cells under `COST_HEADINGS`: the checkpoint's own, and a row for each run of the quantised model."""
+    return [
+        ("checkpoint", "", "", f"{cost.perplexity:,.3f}", ""),
+        *(
+            (run.run, f"{run.kl_mean:.3g}", f"{run.kl_high:.3g}", f"{run.perplexity:,.3f}", f"{run.agreement:.1%}")
+            for run in cost.runs
+        ),
+    ]
+
+
+def cost_caption(cost: QuantisingCost) -> str:
+    """What was measured on, and what of it decides."""
+    limit = "a measurement, no verdict" if cost.max_kl is None else f"the mean KL may be {cost.max_kl:g}"
+    windows = plural(-(-cost.tokens // cost.window), "window")
+    return (
+        f"What quantising costs, beside the checkpoint in float32: {limit}. KL in nats, over "
+        f"{plural(cost.tokens, 'position')} of the {cost.origin}, in {windows} of at most {cost.window:,} tokens, the "
+        "first positions of each included."
+    )
 
 
 def _cells(stretch: StretchFigures | None) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def test_a_right_file_passes(foreign: ForeignExports, capsys: pytest.CaptureFixt
     report = judged(foreign.genai("llama", "int4"), foreign.source(), capsys)
     assert {check["verdict"] for check in report["checks"]} == {"pass"}
     assert "15 weights are the checkpoint's within a step of their grid" in of(report, "parameters")["message"]
-    assert any("what quantising costs the model is not judged" in note for note in report["notes"])
+    assert any("what quantising costs the model is measured apart" in note for note in report["notes"])
     assert any("accuracy_level" in note for note in report["notes"])
 
 
