@@ -10,11 +10,13 @@ from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, re
 from blockexport.export.bundle.rope_file import ROPE_FILE
 from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.checkpoints.sources import GGUF_SUFFIX
+from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
+from blockexport.models.quantisation import Quantisation
 from blockexport.models.regular_file import read_json_object
-from blockexport.runtime.backends import Backend, Library, backend_named
+from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named
 from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, Footprint, Side, slots_needed
 from blockexport.runtime.decoder_inputs import check_rows
 
@@ -55,8 +57,8 @@ def bundle_side(
         low_memory=low_memory,
         device=record.devices[0],
         element=manifest.precision.element.name,
-        footprint=Footprint(manifest.config, _read_bytes(folder, manifest), manifest.precision.element.itemsize),
-        notes=_bundle_notes(manifest, low_memory),
+        footprint=_footprint(folder, manifest, record),
+        notes=_bundle_notes(manifest, record, low_memory),
     )
 
 
@@ -154,7 +156,7 @@ def _genai_side(folder: Path, ours: Side) -> Side:
         raise UsageError(f"{path} is damaged: model.vocab_size and model.context_length are {numbers}")
     vocab_size, context_length = (int(number or 0) for number in numbers)
     is_bundle = (folder / MANIFEST).exists()
-    beside = bundle_side(folder, ours.backend or "") if is_bundle else None
+    beside = bundle_side(folder, ONNXRUNTIME.name) if is_bundle else None  # on which onnxruntime-genai stands
     return Side(
         name=f"onnxruntime-genai {folder}",
         runner="blockexport.runtime.bench.genai_runner:GenaiRunner",
@@ -203,10 +205,28 @@ def _read_bytes(folder: Path, manifest: Manifest) -> int:
     return sum(length for name, length in lengths.items() if not (has_head and name.startswith(_EMBEDDING)))
 
 
-def _bundle_notes(manifest: Manifest, low_memory: bool) -> tuple[str, ...]:
+def _footprint(folder: Path, manifest: Manifest, backend: Backend) -> Footprint:
+    config, itemsize = manifest.config, manifest.precision.element.itemsize
+    if manifest.quantisation is None or not backend.is_eager:
+        return Footprint(config, _read_bytes(folder, manifest), itemsize)
+    counted = count_parameters(config)  # of the checkpoint, which is what eager runs
+    ends = 0 if manifest.headless else counted.head or counted.embedding
+    return Footprint(config, (counted.blocks + counted.final_norm + ends) * itemsize, itemsize)
+
+
+def _bundle_notes(manifest: Manifest, backend: Backend, low_memory: bool) -> tuple[str, ...]:
     notes = ["weights mapped, not repacked"] if low_memory else []
+    if manifest.quantisation is not None:
+        notes.append(_quantised_note(manifest.quantisation, backend))
     if manifest.headless:
         notes.append("headless: given embeddings, computes no logits")
     elif not manifest.last_logits_only:
         notes.append("computes the logits of every token of a prompt")
     return tuple(notes)
+
+
+def _quantised_note(quantisation: Quantisation, backend: Backend) -> str:
+    if backend.is_eager:
+        return "the checkpoint's weights, which are not quantised"
+    rounded = ", activations rounded to 8 bits" if backend.name == ONNXRUNTIME.name else ""
+    return f"int{quantisation.layers.bits} weights in blocks of {quantisation.layers.block_size}{rounded}"

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from blockexport.export.bundle.manifest import Manifest
+from blockexport.export.bundle.manifest import Manifest, write_manifest
+from blockexport.export.onnx_export import export_onnx
 from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import quantisation_of
 from blockexport.runtime.bench.bench_plan import BenchCase, usual_contexts
 from blockexport.runtime.bench.sides import bundle_side, check_sides, other_side
 from tests.exported import EVERYTHING, export, random_model
@@ -124,3 +127,21 @@ def test_the_usual_contexts_fit() -> None:
     assert usual_contexts(512, 16) == [64, 495]
     assert usual_contexts(81, 16) == [64]
     assert usual_contexts(29, 4) == [24]
+
+
+def test_a_quantised_bundle_says_what_is_multiplied(tmp_path: Path) -> None:
+    checkpoint, folder = random_model(), tmp_path / "int4"
+    folder.mkdir()
+    interface = Interface(checkpoint.config, Precision.FP16.element, 29)
+    write_manifest(folder, export_onnx(checkpoint, folder, interface, quantisation=quantisation_of("int4", 64)))
+    ours, replay, eager = (bundle_side(folder, name) for name in ("onnxruntime", "replay", "eager"))
+    assert ours.notes[0] == "int4 weights in blocks of 64, activations rounded to 8 bits"
+    assert replay.notes[0] == "int4 weights in blocks of 64"
+    # Eager runs the checkpoint, and so does no other: not even another tool on the same bundle.
+    assert eager.notes[0] == "the checkpoint's weights, which are not quantised"
+    counted = count_parameters(checkpoint.config)
+    assert eager.footprint is not None and ours.footprint is not None
+    assert eager.footprint.weight_bytes == 2 * (counted.blocks + counted.final_norm + counted.head)
+    assert ours.footprint.weight_bytes < eager.footprint.weight_bytes / 2
+    genai = other_side(f"genai:{folder}", eager)
+    assert (genai.footprint, genai.notes) == (ours.footprint, ours.notes)
