@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.completion import models
+from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 
 
@@ -42,6 +45,8 @@ def inspect(
 
     for line in shadowed_preset(model):
         console.say(f"note: {line}")
+    for line in _quantised(Path(model)):
+        console.say(f"note: {line}")
     precision = options.one_precision("a count", fp32=fp32, fp16=fp16, bf16=bf16)
     description = inspect_model(model, tokens=tokens, batch_size=batch_size, precision=precision)
     if as_json:
@@ -51,3 +56,22 @@ def inspect(
 
         show(model, description)
     return ExitCode.GOOD
+
+
+def _quantised(folder: Path) -> Iterator[str]:
+    """What the config of a bundle does not tell: that its weights take less than they are counted for."""
+    from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, read_manifest
+
+    if not (folder / MANIFEST).is_file():
+        return
+    try:
+        manifest = read_manifest(folder)
+    except UsageError:  # the config is all that is asked for, and a manifest may be that of another program
+        return
+    if manifest.quantisation is not None:
+        held = sum(manifest.files[name].bytes for name in manifest.files[ONNX_FILE].made_from)
+        bits = manifest.quantisation.layers.bits
+        yield (
+            f"{folder} is quantised (int{bits}): its weights and RoPE tables take {held:,} bytes. Counted here is the "
+            "model that it was made from"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,23 @@ def test_it_is_judged_again_replayed_and_its_golden_vectors_hold(bundle: Path) -
     assert main(["compare", str(bundle), "--quiet"]) == 0
     assert main(["compare", str(bundle), "--quiet", "--backend", "replay", "--check", "prefill"]) == 0
     assert main(["selftest", str(bundle), "--quiet"]) == 0
+
+
+def test_inspect_says_that_the_bundle_takes_less(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(bundle), "--json"]) == 0
+    captured = capsys.readouterr()
+    held = sum((bundle / name).stat().st_size for name in ("model.safetensors", "rope.safetensors"))
+    assert f"note: {bundle} is quantised (int4): its weights and RoPE tables take {held:,} bytes" in captured.err
+    assert json.loads(captured.out)["weight_bytes"] > held
+
+
+def test_inspect_reads_the_config_beside_any_manifest(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(bundle / "config.json", tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_spoilt_scale_is_found_and_named(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
