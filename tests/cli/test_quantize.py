@@ -94,6 +94,11 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         (("--quantize", "int4", "--embedding", "int4"), "--embedding 'int4': there are int8, float"),
         (("--head", "int4"), "--head says how a bundle is quantised: add --quantize"),
         (("--block-size", "32"), "--block-size says how a bundle is quantised"),
+        (
+            ("--quantize", "int4", "--headless", "--head", "int4"),
+            "has neither embedding nor output head: leave out --head",
+        ),
+        (("--quantize", "int4", "--headless", "--embedding", "float"), "leave out --embedding"),
         (("--quantize", "int8", "--pt2"), "--pt2 has no quantised form"),
     ],
 )
