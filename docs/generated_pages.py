@@ -199,7 +199,7 @@ def house() -> str:
         ".name{font-weight:600;font-size:16px}"
         ".folder{fill:#eef2ff;stroke:#6366f1}.room{fill:#fff;stroke:#a5b4fc}path{stroke:#6366f1;stroke-width:2}</style>"
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
-        f'<path d="M0 0 8 4 0 8z" fill="#6366f1"/></marker></defs>{"".join(columns)}</svg>'
+        f'<path d="M0 0 8 4 0 8z" style="fill:#6366f1;stroke:none"/></marker></defs>{"".join(columns)}</svg>'
     )
 
 
