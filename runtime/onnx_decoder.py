@@ -15,8 +15,8 @@ from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models import io_names
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
-from blockexport.runtime.decoder import Decoder, require_shape
-from blockexport.runtime.onnx_session import bind, open_session, ort, session_options
+from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.onnx_session import bind, open_session, ort, require_shapes, session_options
 
 # In which type ONNX Runtime multiplies by quantised weights.
 _ACTIVATIONS, _FLOAT32, _EIGHT_BITS = "session.qdq_matmulnbits_accuracy_level", "1", "4"
@@ -57,27 +57,12 @@ class OnnxDecoder(Decoder):
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
-            self._require_shapes(output, position_ids_BS)
+            # In the order of their first binding, which a binding keeps.
+            names = (*io_names.present_names(self.config.num_hidden_layers), self.interface.output_name)
+            wanted = dict(zip(names, (*self._past, output), strict=True))
+            require_shapes(self._session, self._binding, wanted, position_ids_BS)
             raise failed_node(error) from error
         return output
-
-    def _require_shapes(self, output: torch.Tensor, position_ids_BS: torch.Tensor) -> None:
-        """Once more, after a run that failed, with outputs that may take any shape: is one of a wrong shape the reason?
-
-        Raises:
-            ArtifactError: it is.
-        """
-        # In the order of their first binding, which a binding keeps.
-        wanted = dict(zip(io_names.present_names(self.config.num_hidden_layers), self._past, strict=True))
-        wanted[self.interface.output_name] = output
-        for name in wanted:
-            self._binding.bind_output(name)
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception:  # as above; the first run's error tells more
-            return
-        for (name, tensor), value in zip(wanted.items(), self._binding.get_outputs(), strict=True):
-            require_shape(name, value.shape(), tensor.shape, position_ids_BS)
 
 
 def _session(wanted: Opening, graph: onnx.ModelProto) -> ort.InferenceSession:

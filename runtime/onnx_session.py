@@ -7,7 +7,7 @@ library is imported here only, behind it; a process that loaded it earlier is co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,9 +15,10 @@ import torch
 from blockexport.models.element_types import element_of
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.regular_file import require_utf8
+from blockexport.runtime.decoder import require_shape
 from blockexport.runtime.threads import most_threads
 
-__all__ = ["bind", "open_session", "ort", "session_options"]
+__all__ = ["bind", "open_session", "ort", "require_shapes", "session_options"]
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -60,6 +61,33 @@ def bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
     """Bind a tensor. The binding holds an address and no reference: the caller keeps the tensor alive over the run."""
     # An ONNX element type names those that NumPy lacks.
     method(name, "cpu", 0, element_of(tensor.dtype).onnx, tuple(tensor.shape), tensor.data_ptr())
+
+
+def require_shapes(
+    session: ort.InferenceSession,
+    binding: ort.IOBinding,
+    wanted: Mapping[str, torch.Tensor],
+    position_ids_BS: torch.Tensor,
+) -> None:
+    """Once more, after a run that failed, with outputs that may take any shape: is one of a wrong shape the reason?
+
+    Args:
+        session: what failed.
+        binding: with what it failed.
+        wanted: the outputs that were bound to a tensor, in the order of their binding, before all others.
+        position_ids_BS: of the call.
+
+    Raises:
+        ArtifactError: it is.
+    """
+    for name in wanted:
+        binding.bind_output(name)
+    try:
+        session.run_with_iobinding(binding)
+    except Exception:  # ONNX Runtime's exceptions share no public base class; the first run's error tells more
+        return
+    for (name, tensor), value in zip(wanted.items(), binding.get_outputs(), strict=False):
+        require_shape(name, value.shape(), tensor.shape, position_ids_BS)
 
 
 def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, remedy: str) -> ort.InferenceSession:

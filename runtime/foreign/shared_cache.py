@@ -7,10 +7,9 @@ import torch
 from blockexport.models import io_names
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.errors import UsageError
-from blockexport.runtime.decoder import require_shape
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
 from blockexport.runtime.foreign.foreign_graph import CallValues, ForeignGraph
-from blockexport.runtime.onnx_session import bind
+from blockexport.runtime.onnx_session import bind, require_shapes
 
 
 class SharedCacheDecoder(ForeignDecoder):
@@ -66,20 +65,10 @@ class SharedCacheDecoder(ForeignDecoder):
         try:
             graph.session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
-            self._require_shared(position_ids_BS)
+            wanted = dict(zip(self._present_names, self._past, strict=True))
+            require_shapes(graph.session, self._binding, wanted, position_ids_BS)
             raise graph.failed(error, length, start) from error
         logits, *values_seen = (torch.from_numpy(v.numpy()) for v in self._binding.get_outputs()[len(self._past) :])
         self._tell(graph, dict(zip(seen, values_seen, strict=False)))
         self._tell_caches()
         return logits.to(self.dtype)
-
-    def _require_shared(self, position_ids_BS: torch.Tensor) -> None:
-        """Once more, after a run that failed, with caches that may take any shape: is one of a wrong shape why?"""
-        for name in self._present_names:
-            self._binding.bind_output(name)
-        try:
-            self.graph.session.run_with_iobinding(self._binding)
-        except Exception:  # as above; the first run's error tells more
-            return
-        for name, past, value in zip(self._present_names, self._past, self._binding.get_outputs(), strict=False):
-            require_shape(name, value.shape(), past.shape, position_ids_BS)
