@@ -119,6 +119,12 @@ def cases() -> list[Case]:
         _case("redeclare IN/bundle-genai -M 16 -o OUT/b", words="genai_config.json"),
         _case("redeclare IN/bundle -M 99999999999999999999 -o OUT/b"),
         _case("doctor IN/pipe", (2, 3)),
+        _case("bench IN/pipe", words="is not a bundle"),
+        _case("bench IN/bundle-pipe-manifest.json", words="is a pipe"),
+        _case("bench IN/\udcff", words="is not UTF-8: rename it"),
+        _case("bench IN/bundle --against IN/pipe", words="of no known kind"),
+        _case("bench IN/bundle --html IN/pipe", words="IN/pipe"),
+        _case("bench IN/bundle -B 99999999999", 3, "and this machine has"),
     ]
 
 
