@@ -51,13 +51,23 @@ def page_place(path: Path, inputs: Iterable[Path]) -> Path:
     place = output_place(path.parent / path.name, inputs, "the page") if not path.is_file() else path.resolve()
     if path.is_dir():
         raise UsageError(f"the page {path} is a folder, where a file has to go: choose another name")
-    if path.is_file() and not path.read_bytes().endswith(MARK.encode()):
+    if path.is_file() and not _is_a_page(path):
         raise UsageError(
             f"the page {path} would replace a file that is not a page of blockexport's: choose another name"
         )
     if not place.parent.is_dir():
         raise UsageError(f"the page {path} cannot be written: there is no folder {place.parent}. Make it first")
     return place
+
+
+def _is_a_page(path: Path) -> bool:
+    """Whether `write_page` wrote the file, however large: the mark is its end."""
+    from blockexport.models.regular_file import open_regular
+
+    mark = MARK.encode()
+    with open_regular(path) as file:
+        file.seek(max(0, path.stat().st_size - len(mark)))
+        return file.read(len(mark) + 1) == mark
 
 
 def write_page(result: BenchResult, place: Path) -> None:

@@ -30,6 +30,7 @@ OTHER_READERS = {
     "export/preflight.py",
     "cpp_project.py",
     "runtime/tensorrt/trt_decoder.py",
+    "runtime/bench/meter.py",
     "runtime/threads.py",
     "compare/audits/artifact_weights.py",
     "compare/report/report_files.py",
