@@ -135,7 +135,8 @@ def _misplaced(checkpoint: StoredCheckpoint, name: str) -> str | None:
         return f"is {list(checkpoint.shape(name))} and not {list(shape)}"
     if (matrix.block, matrix.codes.data_type) != (scheme.block_size, scheme.onnx):
         kind = onnx.TensorProto.DataType.Name(matrix.codes.data_type)
-        return f"has {kind} codes in blocks of {matrix.block}, and the manifest says {scheme}"
+        wanted_form = f"INT{scheme.bits} in blocks of {scheme.block_size}"
+        return f"has {kind} codes in blocks of {matrix.block}, and the manifest says {wanted_form}"
     codes, scales = checkpoint.grid(name)
     wanted = checkpoint.original.read(name)
     for start in range(0, len(codes), _OUTPUTS):

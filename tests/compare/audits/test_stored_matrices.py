@@ -136,6 +136,15 @@ def test_codes_nearest_on_a_grid_that_does_not_fit_are_seen(int4: Path, tmp_path
     assert result.verdict is Verdict.FAIL and f"{MATRIX} has scales that do not fit" in result.message
 
 
+def test_another_scheme_in_the_manifest_is_named(int4: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(int4, bad)
+    write_manifest(bad, replace(read_manifest(int4), quantisation=quantisation_of("int8", 64)))
+    (result,) = _judged(bad, "parameters").checks
+    assert result.verdict is Verdict.FAIL
+    assert "has INT4 codes in blocks of 32, and the manifest says INT8 in blocks of 64" in result.message
+
+
 def _rewired(folder: Path, target: Path, change: Callable[[onnx.GraphProto], None]) -> Path:
     shutil.copytree(folder, target)
     model = onnx.load(target / "model.onnx", load_external_data=False)
