@@ -4,9 +4,10 @@ Around the largest value of a block a few scales are tried. For the codes that e
 a closed form, sum(w c) / sum(c c), and so has the error that it leaves. The best one is fitted once more, is rounded to
 the type that it is stored in, and then the codes are chosen: rounding a scale costs nothing then.
 
-The largest value has the code with the greater reach, -8 of -8..7, so about half of all scales are negative. On normal
-weights in blocks of 32 this leaves 8.1 % rms error, where scales that are never negative leave 8.6 % however they are
-searched for, and the largest value divided by 7 leaves 9.7 %.
+In 4 bits the largest value has the code with the greater reach, -8 of -8..7, so about half of all scales are negative.
+On normal weights in blocks of 32 this leaves 8.1 % rms error, where scales that are never negative leave 8.6 % however
+they are searched for, and the largest value divided by 7 leaves 9.7 %. In 8 bits, where the two reaches are nearly one,
+every scale is positive: TensorRT's parser takes no other with codes of 8 bits.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def _fill(
     w_KN = weight_NK[columns, rows].T.float().contiguous()
     w_GBN = w_KN.view(tile.stop - tile.start, -1, tile.right - tile.left)
     scale_G1N = _best_scale(w_GBN, scheme).to(scales_GN.dtype)
+    if scheme.bits == 8:
+        scale_G1N.masked_fill_(scale_G1N == 0, 1)  # of a block of zeros
     scales_GN[tile.start : tile.stop, columns] = scale_G1N.squeeze(1)
     scale_G1N = scale_G1N.float()
     codes_GBN = _codes(w_GBN, _inverse(scale_G1N), scheme, torch.empty_like(w_GBN))
@@ -115,7 +118,8 @@ def _fill(
 def _best_scale(w_GBN: torch.Tensor, scheme: QuantisationScheme) -> torch.Tensor:
     """For each block [G, 1, N] the scale with the least squared error, among those that are tried."""
     low, high = w_GBN.amin(1, keepdim=True), w_GBN.amax(1, keepdim=True)
-    inverse_largest = _inverse(torch.where(-low > high, low, high))
+    largest = torch.where(-low > high, low, high)
+    inverse_largest = _inverse(largest if scheme.bits == 4 else -largest.abs())
     codes, spare = torch.empty_like(w_GBN), torch.empty_like(w_GBN)
     best_scale, best_gain = torch.zeros_like(low), torch.zeros_like(low)
     for reach in _REACHES[scheme.bits]:

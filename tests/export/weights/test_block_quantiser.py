@@ -87,6 +87,15 @@ def test_zeros_stay_zeros_and_blocks_do_not_touch_each_other() -> None:
     assert torch.equal(matrix.codes_KN[:32, 4:5], alone.codes_KN)
     nothing, error = quantise("m", torch.zeros(3, 40), QuantisationScheme(8), torch.float16)
     assert not nothing.dequantised().any() and error.relative == 0
+    assert (nothing.scales_GN == 1).all()
+
+
+def test_scales_of_eight_bits_are_positive_as_tensorrt_wants_them() -> None:
+    weight = _values(40, 96)
+    weight[3, :32] = 1e-12  # a scale that float16 does not hold
+    in_eight, in_four = (quantise("m", weight, QuantisationScheme(bits), torch.float16)[0] for bits in (8, 4))
+    assert (in_eight.scales_GN > 0).all() and (in_four.scales_GN < 0).any()
+    assert _relative(in_eight.dequantised(), weight) < 0.006
 
 
 def test_values_too_small_for_a_scale_become_zeros_and_count_as_lost() -> None:
