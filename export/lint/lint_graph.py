@@ -37,6 +37,8 @@ RULES: tuple[Callable[[CacheFlow], Iterator[Trap]], ...] = (
     types.half_rope,
     quantised.looked_up_codes,
     quantised.short_blocks,
+    quantised.zero_points,
+    quantised.unfused_codes,
 )
 """Every rule on a graph, in the order of the report."""
 

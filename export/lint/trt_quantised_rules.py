@@ -1,10 +1,12 @@
-"""Rules on quantised weights: TensorRT wants the codes right before DequantizeLinear, in whole blocks."""
+"""Rules on quantised weights: codes right before DequantizeLinear, in whole blocks, symmetric, not turned over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
 from blockexport.export.lint.lint_finding import Fate, Trap
@@ -42,3 +44,44 @@ def short_blocks(flow: CacheFlow) -> Iterator[Trap]:
             f"its blocks of {block} do not divide the {size} codes of an output, {said}",
             "Choose another --block-size, or leave the matrix unquantised",
         )  # fmt: skip
+
+
+def zero_points(flow: CacheFlow) -> Iterator[Trap]:
+    """Zero points that are not all zero, or are not known."""
+    for node in flow.graph.of("DequantizeLinear"):
+        name = node.input(2)
+        stored = flow.graph.constant(name)
+        codes = flow.graph.constant(node.input(0))
+        if codes is None or not name or (stored is not None and _is_zero(stored)):
+            continue
+        yield Trap(
+            "zero-point", Fate.LOUD, node.label,
+            "its codes have zero points other than 0, and TensorRT has none",
+            "Quantise symmetrically",
+        )  # fmt: skip
+
+
+def unfused_codes(flow: CacheFlow) -> Iterator[Trap]:
+    """Matrices [N, K] that a product reads transposed. TensorRT builds them; ONNX Runtime widens them at every call."""
+    for node in flow.graph.of("DequantizeLinear"):
+        codes = flow.graph.constant(node.input(0))
+        if codes is None or len(codes.dims) != 2 or not node.attribute("block_size", 0):
+            continue
+        weight = node.proto.output[0]
+        for reader in flow.graph.readers.get(weight, []):
+            if reader.op_type == "Transpose" or (
+                reader.op_type == "Gemm" and reader.input(1) == weight and reader.attribute("transB", 0)
+            ):
+                yield Trap(
+                    "unfused-codes", Fate.SILENT, node.label,
+                    f"{reader.op_type} turns the matrix over once it is dequantised, and so ONNX Runtime fuses it with "
+                    "no product and dequantises all of it at every step",
+                    "Store the codes as [in, out], in blocks along axis 0, and multiply without transB",
+                )  # fmt: skip
+
+
+def _is_zero(tensor: onnx.TensorProto) -> bool:
+    """Whether every value of an initializer is 0; of one in a file of its own, which is not read, it is not known."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return False
+    return not numpy_helper.to_array(tensor).astype(np.int64).any()

@@ -22,15 +22,31 @@ def _codes(shape: tuple[int, int]) -> onnx.TensorProto:
     return helper.make_tensor("codes", TensorProto.INT8, shape, raw, raw=True)
 
 
-def _product(width: int) -> onnx.ModelProto:
-    """A product with `width` inputs in blocks of 32."""
-    scales = numpy_helper.from_array(np.ones((-(-width // BLOCK), OUTPUTS), np.float16), "scales")
+def _product(width: int, zero: int | None = None) -> onnx.ModelProto:
+    """A product with `width` inputs in blocks of 32, and a zero point for each."""
+    grid = (-(-width // BLOCK), OUTPUTS)
+    stored = [_codes((width, OUTPUTS)), numpy_helper.from_array(np.ones(grid, np.float16), "scales")]
+    stored += [] if zero is None else [numpy_helper.from_array(np.full(grid, zero, np.int8), "zeros")]
+    names = [tensor.name for tensor in stored]
     nodes = [
-        helper.make_node("DequantizeLinear", ["codes", "scales"], ["weight"], "wide", axis=0, block_size=BLOCK),
+        helper.make_node("DequantizeLinear", names, ["weight"], "wide", axis=0, block_size=BLOCK),
         helper.make_node("MatMul", ["x", "weight"], ["y"], "product"),
     ]
     x, y = VALUE("x", HALF, [BATCH, LENGTH, width]), VALUE("y", HALF, [BATCH, LENGTH, OUTPUTS])
-    return _model(nodes, x, y, [_codes((width, OUTPUTS)), scales])
+    return _model(nodes, x, y, stored)
+
+
+def _turned_over(by: str) -> onnx.ModelProto:
+    """A matrix [out, in] in blocks along its inputs, into a Gemm that reads it transposed or through a Transpose."""
+    scales = numpy_helper.from_array(np.ones((OUTPUTS, WIDTH // BLOCK), np.float16), "scales")
+    nodes = [helper.make_node("DequantizeLinear", ["codes", "scales"], ["wide"], "wide", axis=1, block_size=BLOCK)]
+    if by == "Gemm":
+        nodes.append(helper.make_node("Gemm", ["x", "wide"], ["y"], "product", transB=1))
+    else:
+        nodes.append(helper.make_node("Transpose", ["wide"], ["turned"], "turn", perm=[1, 0]))
+        nodes.append(helper.make_node("MatMul", ["x", "turned"], ["y"], "product"))
+    x, y = VALUE("x", HALF, [BATCH, WIDTH]), VALUE("y", HALF, [BATCH, OUTPUTS])
+    return _model(nodes, x, y, [_codes((OUTPUTS, WIDTH)), scales])
 
 
 def _lookup() -> onnx.ModelProto:
@@ -65,8 +81,22 @@ def _model(
         (_product(48), "short-block", Fate.SILENT),
         (_product(64), None, None),
         (_product(20), None, None),
+        (_product(64, 3), "zero-point", Fate.LOUD),
+        (_product(64, 0), None, None),
+        (_turned_over("Gemm"), "unfused-codes", Fate.SILENT),
+        (_turned_over("Transpose"), "unfused-codes", Fate.SILENT),
     ],
-    ids=["looked up", "no whole blocks", "blocks of another size", "whole blocks", "one short block"],
+    ids=[
+        "looked up",
+        "no whole blocks",
+        "blocks of another size",
+        "whole blocks",
+        "one short block",
+        "zero points",
+        "zero points of 0",
+        "Gemm turns it over",
+        "Transpose turns it over",
+    ],
 )
 def test_what_tensorrt_does_with_codes(
     model: onnx.ModelProto, rule: str | None, fate: Fate | None, tmp_path: Path
