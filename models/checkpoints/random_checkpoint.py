@@ -26,6 +26,8 @@ LOGIT_STD = 2.5
 
 BIAS_STD = 0.2
 
+_PART = 1 << 20  # values that are in memory in float32 at a time
+
 
 class RandomCheckpoint(Checkpoint):
     """Weights made on demand, in the config's dtype.
@@ -57,12 +59,15 @@ class RandomCheckpoint(Checkpoint):
         entry = self.entries[name]
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
-        values = np.empty(entry.shape, np.float32)
-        generator.random(out=values, dtype=np.float32)  # uniform: the same bits on every machine, normal ones are not
         low, high = self._range(entry)
-        values *= np.float32(high - low)
-        values += np.float32(low)
-        return torch.from_numpy(values).to(BY_SAFETENSORS[entry.dtype].torch_dtype)
+        values = torch.empty(entry.size, dtype=BY_SAFETENSORS[entry.dtype].torch_dtype)
+        for part in values.split(_PART):
+            # Uniform: the same bits on every machine, normal ones are not.
+            made = generator.random(len(part), dtype=np.float32)
+            made *= np.float32(high - low)
+            made += np.float32(low)
+            part.copy_(torch.from_numpy(made))
+        return values.view(entry.shape)
 
     def _range(self, entry: TensorEntry) -> tuple[float, float]:
         if entry.name.endswith("norm.weight"):
