@@ -15,6 +15,7 @@ from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import Quantisation
 
 EVERYTHING = ModelConfig(
     "qwen3",
@@ -59,12 +60,16 @@ def gainful(config: ModelConfig, seed: int = 5) -> Gainful:
 
 
 def export(
-    checkpoint: Checkpoint, folder: Path, precision: Precision = Precision.FP32, slots: int = 29, **options: Any
+    checkpoint: Checkpoint,
+    folder: Path,
+    precision: Precision = Precision.FP32,
+    slots: int = 29,
+    **options: Any,
 ) -> Manifest:
-    """A sealed bundle with M = `slots`."""
+    """A sealed bundle with M = `slots`; `options` are those of `Ends.of`, and `quantisation`."""
+    quantisation: Quantisation | None = options.pop("quantisation", None)
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = export_onnx(
-        checkpoint, folder, Interface(checkpoint.config, precision.element, slots, Ends.of(**options))
-    )
+    interface = Interface(checkpoint.config, precision.element, slots, Ends.of(**options))
+    manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation)
     write_manifest(folder, manifest)
     return manifest
