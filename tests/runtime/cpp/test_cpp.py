@@ -26,6 +26,7 @@ from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import Sampler, SamplingOptions
 from tests.exported import EVERYTHING, export, random_model
 from tests.runtime.cpp import cpp_build
+from tests.small_models import small_config, small_weights, write_folder
 from tests.support import REPOSITORY, shared_path
 
 ENGINES: dict[str, Any] = {
@@ -127,6 +128,24 @@ def test_batch_of_unequal_rows(built: Path, tmp_path: Path, precision: Precision
     expected += [decoder.step(torch.tensor(step)[:, None]) for step in steps]
     flat = np.concatenate([outputs.to(torch.float32).numpy().reshape(-1) for outputs in expected])
     assert np.array_equal(run_cpp(built, tmp_path, **request), flat)
+
+
+def test_a_quantised_bundle_passes_selftest_and_has_the_bits_of_python(built: Path, tmp_path: Path) -> None:
+    """As it is judged, and with activations in 8 bits, as it is run for speed."""
+    config = small_config("llama", num_hidden_layers=1, max_position_embeddings=64)
+    model, bundle = write_folder(tmp_path / "model", config, small_weights(config)), tmp_path / "bundle"
+    assert main(["onnx", str(model), "-o", str(bundle), "--quantize", "int4", "--quiet"]) == 0
+    code, said = selftest(built, bundle)
+    assert code == 0 and "selftest passed" in said
+    ids = torch.tensor([[7, 3, 60, 11, 2]])
+    found = {}
+    for exact in (False, True):
+        options = {"threads": 1, "exact": exact}
+        request = {"bundle": str(bundle), "options": options, "calls": [{"ids": ids[0].tolist()}]}
+        found[exact] = run_cpp(built, tmp_path, **request)
+        expected = open_decoder(bundle, threads=1, exact=exact).prefill(ids).numpy().reshape(-1)
+        assert np.array_equal(found[exact].view(np.uint32), expected.view(np.uint32))
+    assert not np.array_equal(found[False], found[True])
 
 
 def test_what_onnxruntime_has_no_kernel_for_is_an_error_with_its_words(built: Path, tmp_path: Path) -> None:
