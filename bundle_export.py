@@ -115,7 +115,7 @@ def export_bundle(
     ends = _ends(headless=headless, last_logits_only=last_logits_only)
     element = Precision.named(precision).element
     slots, seed = whole("max_sequence_length", max_sequence_length, least=1), whole("seed", seed)
-    quantisation = _quantisation(quantize, headless, block_size=block_size, head=head, embedding=embedding)
+    quantisation = asked_quantisation(quantize, headless, block_size=block_size, head=head, embedding=embedding)
     if pt2 and quantisation is not None:
         raise UsageError("--pt2 has no quantised form: leave it out, or --quantize")
     output, inputs = Path(output), inputs_of(model)
@@ -143,7 +143,12 @@ def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
     return Ends.of(headless=headless, last_logits_only=last_logits_only)
 
 
-def _quantisation(quantize: str | None, headless: bool, **details: Any) -> Quantisation | None:
+def asked_quantisation(quantize: str | None, headless: bool = False, **details: Any) -> Quantisation | None:
+    """The record of what `export_bundle` was asked for: `quantize`, and block_size, head and embedding where given.
+
+    Raises:
+        UsageError: a name or a number that is not offered, details without `quantize`, or of ends that there are none.
+    """
     given = {name: value for name, value in details.items() if value is not None}
     missing = next((name for name in ("head", "embedding") if headless and name in given), None)
     if missing is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,10 @@ LEVELS = ("ampere-plus", "same-compute-capability")
 DEFAULT_BATCH = 8
 MOST_MIB = 1 << 20
 
-_FOR_A_CHECKPOINT = ("--output", "--max-sequence-length", "--force", "--beyond-trained-range")
+_FOR_A_CHECKPOINT = (
+    *("--output", "--max-sequence-length", "--force", "--beyond-trained-range"),
+    *("--quantize", "--block-size", "--head", "--embedding"),
+)
 
 
 def trt(
@@ -57,6 +60,13 @@ def trt(
         ),
     ] = None,
     max_sequence_length: options.Slots = None,
+    quantize: options.Quantize = None,
+    block_size: options.BlockSize = None,
+    head: options.Head = None,
+    embedding: Annotated[
+        str | None,
+        options.choice("--embedding", ("float",), "With --quantize: the embedding, which an engine has unquantised."),
+    ] = None,
     max_batch_size: Annotated[
         int,
         typer.Option(
@@ -130,7 +140,8 @@ def trt(
     BUNDLE/engines, and what was found to BUNDLE/manifest.json.
 
     From a checkpoint the ONNX bundle is made and judged first, as `blockexport onnx` does; --output, a precision, -M,
-    --force and --beyond-trained-range are for that. --fp32 is without TF32, and attention has no fused kernel there.
+    --quantize and its details, --force and --beyond-trained-range are for that. --fp32 is without TF32, and attention
+    has no fused kernel there.
 
     No engine was ever executed by the authors of blockexport, who had no GPU for it, and standard TensorRT has not been
     run at all. Judge the engine where its GPU is: blockexport compare BUNDLE --backend tensorrt.
@@ -171,6 +182,8 @@ def trt(
         _check_precision(folder, precision, given_options(context, _ONCE))
     else:
         folder = _named_output(model, output, precision)
+        embedding = embedding or ("float" if quantize is not None else None)
+        _check_quantisation(model, quantize, block_size=block_size, head=head, embedding=embedding)
         use_threads(threads)
         quiet = quiet or as_json
         made = export(
@@ -178,6 +191,10 @@ def trt(
             folder,
             precision=precision,
             max_sequence_length=max_sequence_length,
+            quantize=quantize,
+            block_size=block_size,
+            head=head,
+            embedding=embedding,
             force=force,
             beyond_trained_range=beyond_trained_range,
             no_explain=no_explain,
@@ -204,6 +221,17 @@ def trt(
         _write_timing_cache(timing_cache, times)
     print_engine(folder, name, manifest, as_json=as_json)
     return code
+
+
+def _check_quantisation(model: str, quantize: str | None, **details: Any) -> None:
+    """Before anything is written: whether an engine can be built from a bundle that is quantised so."""
+    from blockexport.bundle_export import asked_quantisation
+    from blockexport.export.tensorrt.trt_network import check_quantisation
+    from blockexport.models.checkpoints.sources import open_config
+
+    quantisation = asked_quantisation(quantize, **details)
+    if quantisation is not None:
+        check_quantisation(open_config(model), quantisation)
 
 
 def _read_timing_cache(path: Path | None) -> bytes | None:
@@ -252,8 +280,18 @@ def _check_precision(folder: Path, precision: Precision | None, others: Sequence
         return
     slots = manifest.max_sequence_length
     beyond = ["--beyond-trained-range"] if slots > manifest.config.max_position_embeddings else []
+    quantised = [] if manifest.quantisation is None else manifest.quantisation.options()
     source = shlex.quote(manifest.source.reference)
-    command = ["blockexport trt", source, "-o NEW_BUNDLE", f"--{precision}", f"-M {slots}", *beyond, *others]
+    command = [
+        "blockexport trt",
+        source,
+        "-o NEW_BUNDLE",
+        f"--{precision}",
+        f"-M {slots}",
+        *beyond,
+        *quantised,
+        *others,
+    ]
     raise UsageError(
         f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
         f"needs a bundle of its own, {' '.join(command)}"

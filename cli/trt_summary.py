@@ -34,12 +34,15 @@ def _summary(path: Path, size: int, entry: EngineEntry) -> list[str]:
         f"{profile.batch_size[0]}..{profile.batch_size[2]} rows"
         for profile in entry.profiles
     ]
+    products = _counted(audit["matrix_products"])
+    if codes := audit.get("dequantised"):
+        products += f", by codes {_counted(codes)}"
     weights = ", ".join(f"{size / 1e6:.3g} MB {dtype}" for dtype, size in audit["weight_bytes"].items() if size > 1e4)
     return [
         f"{path}: {size / 1e6:.1f} MB, {entry.backend} {entry.version}, for {', '.join(entry.compute_capabilities)}",
         f"  caches       {audit['cache_updates']}, each output in the memory of its input",
         f"  attention    {audit['attention_layers']} layers, {attention}; softmax {audit['softmax']}",
-        f"  products     {_counted(audit['matrix_products'])}",
+        f"  products     {products}",
         f"  norms, RoPE  {_counted(audit['norm_statistics'])}; {_counted(audit['rotary_embeddings'])}",
         f"  weights      {weights}",
         f"  profiles     {'; '.join(spans)}",

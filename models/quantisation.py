@@ -52,6 +52,12 @@ class Quantisation:
             return self.head
         return self.layers if name.endswith("_proj.weight") else None
 
+    def options(self) -> list[str]:
+        """The words that ask for it on the command line of an engine, whose embedding is not quantised."""
+        head = "float" if self.head is None else f"int{self.head.bits}"
+        layers = self.layers
+        return ["--quantize", f"int{layers.bits}", "--block-size", str(layers.block_size), "--head", head]
+
     def stored_config(self, config: ModelConfig) -> ModelConfig:
         """The config of the model as the bundle has it: a head that is quantised, or whose embedding is, is untied."""
         untied = (self.head, self.embedding) != (None, None)

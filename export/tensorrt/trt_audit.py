@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from blockexport.export.bundle.manifest import Manifest
@@ -34,6 +34,7 @@ class Audit:
         softmax: where its precision is decided.
         weight_bytes: bytes of constants by type, each tensor counted once.
         layers: layers by TensorRT's name for their kind.
+        dequantised: matrices that are dequantised for a product, by the type of their codes.
     """
 
     cache_updates: int
@@ -45,6 +46,7 @@ class Audit:
     rotary_embeddings: dict[str, int]
     weight_bytes: dict[str, int]
     layers: dict[str, int]
+    dequantised: dict[str, int]
     softmax: str = "decided inside the backend's attention kernels"
 
 
@@ -79,6 +81,7 @@ def audit(adapter: Adapter, network: Any, manifest: Manifest, not_fused: str | N
         *_caches(layers, manifest),
         *_attention(layers, manifest),
         *_precisions(layers, manifest),
+        *_quantised(layers, manifest),
     ]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in told_once(problems))
@@ -96,6 +99,7 @@ def audit(adapter: Adapter, network: Any, manifest: Manifest, not_fused: str | N
         rotary_embeddings=_count(_type(layer.get_output(0)) for layer in layers.of("ROTARY_EMBEDDING")),
         weight_bytes=_weight_bytes(adapter, layers),
         layers={kind: len(members) for kind, members in sorted(layers.by_kind.items())},
+        dequantised=_count(_type(layer.get_input(0)) for layer in layers.of("DEQUANTIZE")),
     )
 
 
@@ -114,7 +118,7 @@ def _all(count: int, get: Any) -> list[Any]:
 
 def _type(tensor: Any) -> str:
     name: str = tensor.dtype.name
-    return next((one.name for one in ELEMENT_TYPES if one.tensorrt == name), name)
+    return next((one.name for one in ELEMENT_TYPES if one.tensorrt == name), name.lower())
 
 
 def _count(types: Iterator[str]) -> dict[str, int]:
@@ -193,6 +197,24 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
             yield f"{{}} turns heads in {', '.join(sorted(types))}, not float32", (layer.name,)
 
 
+def _quantised(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
+    """Every matrix that the bundle quantises is codes that a product alone reads, of the type that the bundle has."""
+    wanted: Counter[str] = Counter()
+    quantisation = manifest.quantisation
+    if quantisation is not None:
+        wanted[f"int{quantisation.layers.bits}"] += 7 * manifest.config.num_hidden_layers
+        if quantisation.head is not None and not manifest.headless:
+            wanted[f"int{quantisation.head.bits}"] += 1
+    found = Counter(_type(layer.get_input(0)) for layer in layers.of("DEQUANTIZE"))
+    for dtype in sorted(wanted | found):
+        if wanted[dtype] != found[dtype]:
+            yield f"{found[dtype]} matrices have {dtype} codes, not {wanted[dtype]}", ()
+    multiplied = {layer.get_input(1).name for layer in layers.of("MATRIX_MULTIPLY")}
+    for layer in layers.of("DEQUANTIZE"):
+        if layer.get_output(0).name not in multiplied:
+            yield "no product reads what {} dequantises", (layer.name,)
+
+
 def _counted(found: Sequence[Any], what: str, wanted: int) -> Iterator[Problem]:
     if len(found) != wanted:
         yield f"{len(found)} {what}, not {wanted}", ()
@@ -212,7 +234,7 @@ def _weight_bytes(adapter: Adapter, layers: _Layers) -> dict[str, int]:
     for layer in layers.of("CONSTANT"):
         layer.__class__ = adapter.trt.IConstantLayer
         tensor = layer.get_output(0)
-        seen[layer.name] = (_type(tensor), prod(layer.shape) * tensor.dtype.itemsize)
+        seen[layer.name] = (_type(tensor), ceil(prod(layer.shape) * tensor.dtype.itemsize))
     total: Counter[str] = Counter()
     for dtype, size in seen.values():
         total[dtype] += size

@@ -13,8 +13,12 @@ from blockexport.export.bundle.engine_entry import Profile
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.tensorrt.trt_adapter import Adapter
 from blockexport.models import io_names
+from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.native_output import captured_stderr
+from blockexport.models.quantisation import Quantisation
+from blockexport.models.quantised_matrix import BLOCK_SIZES
 
 MOST_ELEMENTS = 2**31 - 1  # of a tensor: TensorRT's "Limitations" in its developer guide
 
@@ -65,6 +69,37 @@ def check_volumes(manifest: Manifest, profiles: Sequence[Profile]) -> None:
                 f"with --max-batch-size {rows} and up to {length} tokens, {what} would have {rows * most} elements, "
                 f"and TensorRT counts to {MOST_ELEMENTS}: choose at most {MOST_ELEMENTS // most} rows, or fewer tokens"
             )
+
+
+def check_quantisation(config: ModelConfig, quantisation: Quantisation) -> None:
+    """Refuse to quantise a model in a way that no engine can be built from, before its bundle is made.
+
+    Raises:
+        UsageError: a quantised embedding, or blocks that do not divide the inputs of a matrix, with those that do.
+    """
+    if quantisation.embedding is not None:
+        raise UsageError(
+            f"--embedding int{quantisation.embedding.bits}: TensorRT takes no codes that are looked up. For an engine "
+            "the embedding is left in its precision: leave the option out, or choose float"
+        )
+    block = quantisation.layers.block_size
+    widths: dict[int, str] = {}
+    for name, shape in expected_tensors(quantisation.stored_config(config)).items():
+        if quantisation.scheme_of(name) is not None:
+            widths.setdefault(shape[1], name)
+    for width, name in widths.items():
+        if _in_whole_blocks(width, block):
+            continue
+        fitting = [str(size) for size in BLOCK_SIZES if all(_in_whole_blocks(one, size) for one in widths)]
+        remedy = f"choose --block-size {' or '.join(fitting)}" if fitting else "build the engine without --quantize"
+        raise UsageError(
+            f"blocks of {block} do not divide the {width} inputs of {name}, and TensorRT takes whole blocks alone: "
+            f"{remedy}"
+        )
+
+
+def _in_whole_blocks(width: int, block: int) -> bool:
+    return width <= block or width % block == 0
 
 
 def parse(adapter: Adapter, builder: Any, path: Path) -> tuple[Any, Any]:

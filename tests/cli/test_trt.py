@@ -24,9 +24,12 @@ from blockexport.cli.main import main
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import read_manifest, sha256_of, write_manifest
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import quantisation_of
 from tests.export.tensorrt.trt_support import rtx
 from tests.exported import export, random_model
+from tests.small_models import small_config, small_weights, write_folder
 from tests.support import shared_path
 
 ADA = ("--backend", "tensorrt-rtx", "--compute-capability", "8.9")
@@ -40,6 +43,15 @@ def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = random_model(num_hidden_layers=1, layer_types=(), sliding_window=None, head_dim=64)
     export(model, folder, Precision.FP16)
     return folder
+
+
+@pytest.fixture(scope="module")
+def quantisable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one layer whose matrices are whole blocks."""
+    rtx()
+    config = small_config("llama", num_hidden_layers=1, hidden_size=64, intermediate_size=160, head_dim=32)
+    config = replace(config, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=False)
+    return write_folder(tmp_path_factory.mktemp("quantisable"), config, small_weights(config))
 
 
 @pytest.fixture
@@ -88,6 +100,49 @@ def test_from_a_checkpoint_in_one_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert open_checkpoint(model).config == manifest.config
 
 
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_an_engine_of_a_quantised_checkpoint_has_its_codes(
+    kind: str, quantisable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bundle"
+    options = ["--fp16", "-M", "24", "--quantize", kind, "--max-prefill", "8", "--no-explain", "--json"]
+    assert main(["trt", str(quantisable), "-o", str(folder), *options, *ADA]) == 0
+    engine = json.loads(capsys.readouterr().out)["engine"]
+    manifest = read_manifest(folder)
+    assert manifest.quantisation == quantisation_of(kind, embedding="float")
+    config, audit = manifest.config, engine["audit"]
+    counted = count_parameters(config)
+    matrices = counted.blocks - 2 * config.num_hidden_layers * config.hidden_size
+    codes = {"int4": matrices // 2, "int8": counted.head} if kind == "int4" else {"int8": matrices + counted.head}
+    assert {dtype: size for dtype, size in audit["weight_bytes"].items() if dtype in ("int4", "int8")} == codes
+    assert audit["matrix_products"] == {"float16": 7 * config.num_hidden_layers + 1}
+    assert audit["dequantised"] == {"int4": {"int4": 7, "int8": 1}, "int8": {"int8": 8}}[kind]
+    # Adding an engine in another precision needs another bundle: the command for it quantises likewise.
+    assert main(["trt", str(folder), "--bf16", *ADA]) == 2
+    assert f"--quantize {kind} --block-size 32 --head int8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--quantize", "int4"],
+            "blocks of 32 do not divide the 48 inputs of model.layers.0.self_attn.q_proj.weight, ",
+        ),
+        (["--quantize", "int4", "--embedding", "int8"], "--embedding int8: TensorRT takes no codes that are looked up"),
+        (["--block-size", "64"], "--block-size says how a bundle is quantised: add --quantize"),
+        (["--quantize", "int2"], "--quantize 'int2': there are int4, int8"),
+    ],
+)
+def test_what_no_engine_can_be_built_from_is_refused_before_a_bundle_is_made(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rtx()
+    assert main(["trt", "tiny", "-o", str(tmp_path / "new"), "--fp16", *options, *ADA]) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -100,6 +155,7 @@ def test_from_a_checkpoint_in_one_step(tmp_path: Path, capsys: pytest.CaptureFix
         ([*ADA, "--hardware-compatibility", "all"], 2, "'all' is neither ampere-plus nor same-compute-capability"),
         ([*ADA, "--workspace", "1"], 2, "finds no kernel within --workspace 1 MiB"),
         ([*ADA, "--output", "elsewhere"], 2, "--output is for a checkpoint"),
+        ([*ADA, "--quantize", "int4"], 2, "--quantize is for a checkpoint"),
         (["--backend", "tensor"], 2, "no TensorRT backend 'tensor'"),
     ],
 )

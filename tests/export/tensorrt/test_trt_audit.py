@@ -15,6 +15,7 @@ from blockexport.export.tensorrt.trt_audit import Audit, audit
 from blockexport.export.tensorrt.trt_network import parse
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import quantisation_of
 from tests.export.tensorrt.trt_support import rtx
 from tests.exported import export, random_model
 
@@ -154,6 +155,34 @@ def test_the_graph_itself_passes(bundle: tuple[Path, Manifest]) -> None:
 def test_a_changed_graph_is_refused(change: Change, bundle: tuple[Path, Manifest]) -> None:
     with pytest.raises(UsageError, match=GRAPH_CHANGES[change]):
         audited(*bundle, change)
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    folder, how = tmp_path_factory.mktemp("quantised"), quantisation_of("int4", embedding="float")
+    model = random_model(hidden_size=96, intermediate_size=160, head_dim=16, num_hidden_layers=1, layer_types=())
+    return folder, export(model, folder, Precision.FP16, quantisation=how)
+
+
+def matrix_copied(graph: onnx.GraphProto) -> None:
+    """A product reads a copy of what is dequantised for it."""
+    weight = first(graph, "DequantizeLinear").output[0]
+    product = next(node for node in graph.node if weight in node.input)
+    insert_before(graph, product, helper.make_node("Identity", [weight], ["copy"]))
+    product.input[1] = "copy"
+
+
+def test_quantised_matrices_stay_codes_until_they_are_multiplied(quantised: tuple[Path, Manifest]) -> None:
+    folder, manifest = quantised
+    found = audited(folder, manifest)
+    assert found.dequantised == {"int4": 7, "int8": 1}
+    assert found.matrix_products == {"float16": 8}
+    with pytest.raises(UsageError, match=r"no product reads what .*q_proj.* dequantises"):
+        audited(folder, manifest, matrix_copied)
+    with pytest.raises(UsageError, match=r"7 matrices have int4 codes, not 0(.|\n)*1 matrices have int8 codes, not 8"):
+        audited(folder, replace(manifest, quantisation=quantisation_of("int8", embedding="float")))
+    with pytest.raises(UsageError, match="7 matrices have int4 codes, not 0"):
+        audited(folder, replace(manifest, quantisation=None))
 
 
 def test_a_problem_of_every_layer_is_told_once(bundle: tuple[Path, Manifest]) -> None:
