@@ -55,6 +55,10 @@ class QuantisationScheme:
         """The codes' type, as onnx.TensorProto.DataType and onnx_ir.DataType number it: INT4 or INT8."""
         return 22 if self.bits == 4 else 3
 
+    def holds(self, other: QuantisationScheme) -> bool:
+        """Whether codes of `other` are codes of this scheme, too, with the scales that they have."""
+        return other.block_size == self.block_size and other.bits <= self.bits
+
     def blocks(self, width: int) -> int:
         """How many scales an output of `width` inputs has."""
         return -(-width // self.block_size)

@@ -156,14 +156,23 @@ def gguf_writer(path: Path, config: ModelConfig) -> gguf.GGUFWriter:
     return writer
 
 
-def add_weights(writer: gguf.GGUFWriter, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Add weights as llama.cpp's conversion does: its names, and its row order for q and k of Llama models."""
+def add_weights(
+    writer: gguf.GGUFWriter,
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+) -> None:
+    """Add weights as llama.cpp's conversion does: its names, and its row order for q and k of Llama models.
+
+    Those of `kinds` are quantised, the others F32.
+    """
     for name, tensor in weights.items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads is not None and writer.arch in ("llama", "smollm3"):
             values = neighbour_pairs(values, heads)
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+        kind = (kinds or {}).get(name, gguf.GGMLQuantizationType.F32)
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 
 
 def close_gguf(writer: gguf.GGUFWriter) -> None:
@@ -174,9 +183,14 @@ def close_gguf(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def write_gguf(path: Path, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Path:
-    """A GGUF file of a model in F32, laid out as llama.cpp's conversion lays it out."""
+def write_gguf(
+    path: Path,
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+) -> Path:
+    """A GGUF file of a model, laid out as llama.cpp's conversion lays it out: F32, but for those of `kinds`."""
     writer = gguf_writer(path, config)
-    add_weights(writer, config, weights)
+    add_weights(writer, config, weights, kinds)
     close_gguf(writer)
     return path

@@ -1,8 +1,9 @@
 """The matrices that a quantised bundle has, read off its ONNX file, and held against the checkpoint's.
 
 Its graph is judged on the weights that it has. Whether those are the checkpoint's is a question of its own: every code
-has to be the one nearest to the checkpoint's value on the grid of its block, and the grid has to fit the block. This
-file shares no code with the quantiser and the writer, so that a defect there cannot pass both.
+has to be the one nearest to the checkpoint's value on the grid of its block, and the grid has to fit the block. Where
+the checkpoint has such codes itself, those of the bundle stand for exactly the values that it dequantises to. This file
+shares no code with the quantiser, the writer and the reader of codes, so that a defect there cannot pass both.
 """
 
 from __future__ import annotations
@@ -87,6 +88,11 @@ class StoredCheckpoint(Checkpoint):
         """Names of the tensors that the manifest says are quantised."""
         return [name for name in self.original.entries if self.quantisation.scheme_of(name) is not None]
 
+    def is_taken_over(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor in codes that the bundle can have, too, and so has to."""
+        scheme, codes = self.quantisation.scheme_of(name), self.original.entries[name].codes
+        return scheme is not None and codes is not None and scheme.holds(codes)
+
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`."""
         if not self._fits(name):
@@ -139,12 +145,33 @@ def _misplaced(checkpoint: StoredCheckpoint, name: str) -> str | None:
         return f"has {kind} codes in blocks of {matrix.block}, and the manifest says {wanted_form}"
     codes, scales = checkpoint.grid(name)
     wanted = checkpoint.original.read(name)
+    same = checkpoint.is_taken_over(name)
     for start in range(0, len(codes), _OUTPUTS):
         rows = slice(start, start + _OUTPUTS)
-        said = _off_grid(wanted[rows].float().numpy(), codes[rows], scales[rows], matrix, start)
+        values = wanted[rows].float().numpy()
+        if same:
+            said = _other_values(values, codes[rows], scales[rows], start)
+        else:
+            said = _off_grid(values, codes[rows], scales[rows], matrix, start)
         if said is not None:
             return said
     return None
+
+
+def _other_values(wanted: Floats, codes: Floats, scales: Floats, start: int) -> str | None:
+    """What is wrong with some outputs of a matrix whose codes are the checkpoint's.
+
+    The product of a code and a scale of 16 bits is exact in float32, on either side, so nothing is allowed.
+    """
+    other = ~(codes * scales == wanted)
+    if not other.any():
+        return None
+    n, k = (int(i) for i in np.argwhere(other)[0])
+    return (
+        f"has other values than the checkpoint's codes stand for in {int(other.sum()):,} of {other.size:,} places: "
+        f"[{start + n}, {k}] is code {int(codes[n, k])} of scale {scales[n, k]:.6g}, and the checkpoint's is "
+        f"{wanted[n, k]:.6g}"
+    )
 
 
 def _off_grid(wanted: Floats, codes: Floats, scales: Floats, matrix: StoredMatrix, start: int) -> str | None:

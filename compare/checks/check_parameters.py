@@ -91,7 +91,7 @@ def _quantised(checkpoint: QuantisedCheckpoint, held: Held) -> Outcome:
 def _stored(
     context: CheckContext, checkpoint: StoredCheckpoint, weights: ArtifactWeights, wanted: Mapping[str, tuple[int, ...]]
 ) -> Outcome:
-    """Of a quantised bundle: codes are the nearest to the checkpoint's values, and what is no matrix is the same."""
+    """Of a quantised bundle: codes are the checkpoint's, or nearest to its values; what is no matrix is the same."""
     quantised = [name for name in checkpoint.wanted if name in wanted]
     kept = {name: shape for name, shape in wanted.items() if name not in quantised}
     found = {name: shape for name, shape in weights.shapes.items() if name.removesuffix(SCALES) not in quantised}
@@ -102,10 +102,15 @@ def _stored(
     if len(misplaced) > DESCRIBED:
         complaints.append(f"{len(misplaced) - DESCRIBED:,} quantised matrices more differ")
     count = sum(prod(shape) for shape in wanted.values())
-    message = (
-        f"{count:,} parameters, as the arithmetic says: {len(quantised)} matrices have the codes nearest to the "
-        f"checkpoint's values, {len(kept)} other tensors its bits"
-    )
+    taken = sum(map(checkpoint.is_taken_over, quantised))
+    parts = [
+        f"{taken} matrices have the checkpoint's own codes" if taken else "",
+        f"{len(quantised) - taken} matrices have the codes nearest to the checkpoint's values"
+        if taken < len(quantised)
+        else "",
+        f"{len(kept)} other tensors its bits",
+    ]
+    message = f"{count:,} parameters, as the arithmetic says: {', '.join(filter(None, parts))}"
     figures = ParameterFigures(count, count, [*differing, *misplaced])
     return Outcome(message, len(wanted), complaints, figures=figures)
 

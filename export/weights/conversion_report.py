@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class ConversionReport:
         target_bytes: of the bundle's.
         losses: the tensors that lost values, with what they lost. Overflow is refused, so only flushing is left.
         quantisation_errors: of each matrix that was quantised, the rms of what its values lost over their own rms.
+        taken_over: the checkpoint's kind of each matrix whose codes are in the bundle as they are.
+        twice: the checkpoint's kind of each matrix that was quantised there otherwise than it is here.
     """
 
     source_types: tuple[str, ...]
@@ -35,33 +37,39 @@ class ConversionReport:
     target_bytes: int = 0
     losses: tuple[TensorLoss, ...] = ()
     quantisation_errors: Mapping[str, float] = field(default_factory=dict)
+    taken_over: Mapping[str, str] = field(default_factory=dict)
+    twice: Mapping[str, str] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Lines for the user; empty when nothing was lost and nothing grew."""
         return [*self._growth(), *self._quantised(), *self._flushes()]
 
     def _quantised(self) -> list[str]:
-        errors = self.quantisation_errors
-        if not errors:
-            return []
-        worst = max(errors, key=lambda name: errors[name])
-        lines = [
-            f"{len(errors)} matrices were quantised, {self.target_bytes / 1e6:.1f} MB of weights in all; their values "
-            f"lost {statistics.median(errors.values()):.2%} of their size (rms, the median of the matrices), those of "
-            f"{worst} most, {errors[worst]:.2%}"
-        ]
-        if self.dequantised:
-            kinds = ", ".join(f"{count} in {kind}" for kind, count in self.dequantised.items())
+        errors, lines = self.quantisation_errors, []
+        if self.taken_over:
             lines.append(
-                f"the checkpoint stores weights quantised already ({kinds}): they were quantised a second time"
+                f"{len(self.taken_over)} matrices are the checkpoint's, code by code and scale by scale "
+                f"({_kinds(self.taken_over.values())}): they lost nothing more"
+            )
+        if errors:
+            worst = max(errors, key=lambda name: errors[name])
+            lines.append(
+                f"{len(errors)} matrices were quantised, {self.target_bytes / 1e6:.1f} MB of weights in all; their "
+                f"values lost {statistics.median(errors.values()):.2%} of their size (rms, the median of the "
+                f"matrices), those of {worst} most, {errors[worst]:.2%}"
+            )
+        if self.twice:
+            lines.append(
+                f"the checkpoint stores {_some(self.twice)} quantised in another way ({_kinds(self.twice.values())}), "
+                "which were dequantised and quantised a second time"
             )
         return lines
 
     def _growth(self) -> list[str]:
-        if not self.dequantised or self.quantisation_errors:
+        if not self.dequantised or self.quantisation_errors or self.taken_over:
             return []
         halved = " (half of that with --fp16 or --bf16)" if self.target_type == "F32" else ""
-        kinds = ", ".join(f"{count} in {kind}" for kind, count in self.dequantised.items())
+        kinds = _kinds(Counter(self.dequantised).elements())
         return [
             f"the checkpoint stores weights quantised ({kinds}; {self.source_bytes / 1e6:.1f} MB) and the bundle "
             f"has all of them in {self.target_type}, {self.target_bytes / 1e6:.1f} MB{halved}"
@@ -86,7 +94,18 @@ class ConversionReport:
             "cloned": self.cloned,
             "flushed_to_zero": [_flushed(loss) for loss in self.losses],
             **({"quantisation_errors": dict(self.quantisation_errors)} if self.quantisation_errors else {}),
+            **({"taken_over": dict(self.taken_over)} if self.taken_over else {}),
         }
+
+
+def _kinds(kinds: Iterable[str]) -> str:
+    return ", ".join(f"{count} in {kind}" for kind, count in sorted(Counter(kinds).items()))
+
+
+def _some(names: Collection[str], shown: int = 3) -> str:
+    """The names, or the first of many."""
+    first = ", ".join(list(names)[:shown])
+    return first if len(names) <= shown else f"{first} and {len(names) - shown} other matrices"
 
 
 def _flushed(loss: TensorLoss) -> dict[str, Any]:
@@ -101,9 +120,12 @@ def report_of(
     source_bytes: int,
     target_bytes: int,
     quantisation_errors: Mapping[str, float] | None = None,
+    taken_over: Collection[str] = (),
 ) -> ConversionReport:
     """The report of a conversion of `entries`, keeping only the tensors that lost something."""
     kept = list(entries)
+    errors = quantisation_errors or {}
+    kinds = {entry.name: entry.stored_type for entry in kept if entry.stored_type}
     return ConversionReport(
         tuple(sorted({entry.stored_type or entry.dtype for entry in kept})),
         target_type,
@@ -112,5 +134,7 @@ def report_of(
         source_bytes=source_bytes,
         target_bytes=target_bytes,
         losses=tuple(loss for loss in losses if loss.flushed),
-        quantisation_errors={} if quantisation_errors is None else quantisation_errors,
+        quantisation_errors=errors,
+        taken_over={name: kind for name, kind in kinds.items() if name in taken_over},
+        twice={name: kind for name, kind in kinds.items() if name in errors},
     )

@@ -3,12 +3,14 @@
 First the scales and then the codes of each. Codes of 4 bits are packed two a byte under the type U8, since safetensors
 has none so small; the graph says what they are. Where sizes are multiples of 64, as those of real models are, each
 tensor begins at such a multiple, too.
+
+A matrix that the checkpoint has in such codes already is taken over code by code: it is not rounded to other scales.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,9 +20,10 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.checkpoints.weight_values import check_finite
 from blockexport.models.element_types import element_of
+from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import Quantisation, scale_dtype
-from blockexport.models.quantised_matrix import CODES, SCALES, QuantisationScheme
+from blockexport.models.quantised_matrix import CODES, SCALES, QuantisationScheme, QuantisedMatrix
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,33 @@ def layouts_of(
 
 def write_matrix(
     checkpoint: Checkpoint, layout: MatrixLayout, precision: Precision, file: HashingWriter, threads: int
-) -> float:
-    """Quantise and write one matrix; returns what that cost, relative to its size."""
-    weight_NK = checkpoint.read(layout.name)
-    check_finite(layout.name, weight_NK)
-    matrix, error = quantise(layout.name, weight_NK, layout.scheme, scale_dtype(precision), threads)
+) -> float | None:
+    """Write one matrix; returns what quantising it cost, relative to its size, and None where it was taken over.
+
+    Raises:
+        UsageError: a value is not finite, or does not fit its scale; a scale of the checkpoint does not fit the bundle.
+    """
+    codes, scales, cost = checkpoint.entries[layout.name].codes, scale_dtype(precision), None
+    if codes is not None and layout.scheme.holds(codes):
+        matrix = _taken_over(checkpoint, layout, scales)
+    else:
+        weight_NK = checkpoint.read(layout.name)
+        check_finite(layout.name, weight_NK)
+        matrix, error = quantise(layout.name, weight_NK, layout.scheme, scales, threads)
+        cost = float(f"{error.relative:.4g}")
     file.write(raw_bytes(matrix.scales_GN.T if layout.by_rows else matrix.scales_GN))
     file.write(raw_bytes(matrix.packed(outputs_first=layout.by_rows)))
-    return float(f"{error.relative:.4g}")
+    return cost
+
+
+def _taken_over(checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype) -> QuantisedMatrix:
+    matrix = checkpoint.read_codes(layout.name)
+    check_finite(f"{layout.name} of {checkpoint.source.reference}: its table of scales", matrix.scales_GN.T)
+    converted = matrix.scales_GN.to(scales)
+    if not torch.equal(converted.float(), matrix.scales_GN.float()):
+        stored, wanted = (str(dtype).removeprefix("torch.") for dtype in (matrix.scales_GN.dtype, scales))
+        raise UsageError(
+            f"the checkpoint has {layout.name} quantised, with scales in {stored}, which {wanted} does not hold: they "
+            "would be rounded, and every weight with them. Export it with --fp16 or --fp32, or without --quantize"
+        )
+    return replace(matrix, scheme=layout.scheme, scales_GN=converted)

@@ -160,10 +160,12 @@ def _convert(
             progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
         for layout in counted(layouts.values(), "quantising weights", progress if layouts else silent):
-            errors[layout.name] = write_matrix(checkpoint, layout, precision, file, threads)
+            cost = write_matrix(checkpoint, layout, precision, file, threads)
+            if cost is not None:
+                errors[layout.name] = cost
         digest = file.finish()
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
-    report = report_of(entries.values(), target, losses, source_bytes, size, errors)
+    report = report_of(entries.values(), target, losses, source_bytes, size, errors, layouts.keys() - errors.keys())
     return WrittenWeights({path.name: digest}, report, {}, layouts)
 
 

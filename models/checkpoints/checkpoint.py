@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,8 @@ class FileSlice:
 class TensorEntry:
     """One tensor of a checkpoint: its Hugging Face name, its safetensors type (`F32`, `F16`, `BF16`, `F64`), its shape,
     and where its bytes lie when they can be used as they are (None: they must be converted or made). `stored_name` and
-    `stored_type` are the file's own where they differ: `blk.0.attn_q.weight`, `Q4_K`."""
+    `stored_type` are the file's own where they differ: `blk.0.attn_q.weight`, `Q4_K`. `codes` is the scheme of a matrix
+    that the file has quantised in a bundle's way, and whose codes `Checkpoint.read_codes` gives."""
 
     name: str
     dtype: str
@@ -40,6 +42,7 @@ class TensorEntry:
     location: FileSlice | None = None
     stored_name: str | None = None
     stored_type: str | None = None
+    codes: QuantisationScheme | None = None
 
     @property
     def size(self) -> int:
@@ -73,3 +76,10 @@ class Checkpoint(ABC):
 
         Raises UsageError when the file is damaged.
         """
+
+    def read_codes(self, name: str) -> QuantisedMatrix:
+        """The matrix `name`, whose entry has `codes`: what the file itself has, which dequantised is what `read` gives.
+
+        Raises UsageError when the file is damaged.
+        """
+        raise AssertionError(f"{name} of {self.source.reference} has no codes")

@@ -16,11 +16,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
+from blockexport.models.checkpoints.gguf_codes import SCHEMES, codes_and_scales
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import GGUF_FAMILIES
 from blockexport.models.formats.config_gguf import config_from_gguf
+from blockexport.models.quantised_matrix import QuantisedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -100,14 +102,25 @@ class GgufCheckpoint(Checkpoint):
             tensor = tensor_of(FileSlice(self._path, stored.offset, stored.length), entry.dtype, entry.shape)
         else:
             tensor = torch.from_numpy(self._dequantised(stored))
-        if self._is_permuted(name):
-            return half_split_rows(tensor, self._heads_of(name))
-        return tensor
+        return self._ordered(name, tensor)
+
+    def read_codes(self, name: str) -> QuantisedMatrix:
+        """See `Checkpoint.read_codes`: rows of codes and of scales in half-split order, as `read` has them."""
+        scheme = self.entries[name].codes
+        assert scheme is not None, name
+        parts = codes_and_scales(self._raw(self._stored[name]), scheme, self.entries[name].shape[0])
+        codes_KN, scales_GN = (self._ordered(name, rows).T for rows in parts)
+        return QuantisedMatrix(name, scheme, codes_KN, scales_GN)
+
+    def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return half_split_rows(rows, self._heads_of(name)) if self._is_permuted(name) else rows
 
     def _entry(self, name: str, stored: GgufTensor) -> TensorEntry:
         if stored.ggml_type not in _KEPT_TYPES:
             _check_dequantisable(stored, self._path)
-            return TensorEntry(name, "F32", stored.shape, None, stored.name, stored.ggml_type.name)
+            kind = stored.ggml_type.name
+            codes = SCHEMES.get(kind) if len(stored.shape) == 2 else None
+            return TensorEntry(name, "F32", stored.shape, None, stored.name, kind, codes)
         verbatim = None if self._is_permuted(name) else FileSlice(self._path, stored.offset, stored.length)
         return TensorEntry(name, stored.ggml_type.name, stored.shape, verbatim, stored.name)
 
@@ -120,8 +133,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _dequantised(self, stored: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         block, block_bytes = GGML_QUANT_SIZES[stored.ggml_type]
-        # A plain array: each of the thousands of views that gguf takes of a memmap would carry its bookkeeping along.
-        raw = np.asarray(np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,))).reshape(-1, block_bytes)
+        raw = self._raw(stored).reshape(-1, block_bytes)
         values = np.empty(stored.shape, np.float32)
         flat, step = values.reshape(-1, block), PIECE // block
         with np.errstate(all="ignore"):  # a scale that is not finite is refused with the tensor's name later
@@ -129,6 +141,10 @@ class GgufCheckpoint(Checkpoint):
                 piece = raw[start : start + step].reshape(1, -1)  # one row: gguf would go through many one by one
                 flat[start : start + step] = dequantize(piece, stored.ggml_type).reshape(-1, block)
         return values
+
+    def _raw(self, stored: GgufTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        # A plain array: each of the thousands of views that gguf takes of a memmap would carry its bookkeeping along.
+        return np.asarray(np.memmap(self._path, np.uint8, "r", stored.offset, (stored.length,)))
 
     def _rope_factors(self, stored: GgufTensor | None) -> tuple[float, ...] | None:
         if stored is None:

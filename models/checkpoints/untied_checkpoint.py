@@ -11,6 +11,8 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 if TYPE_CHECKING:
     import torch
 
+    from blockexport.models.quantised_matrix import QuantisedMatrix
+
 
 class UntiedCheckpoint(Checkpoint):
     """The tensors of `source`, with the embedding once more as the output head."""
@@ -26,3 +28,7 @@ class UntiedCheckpoint(Checkpoint):
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`."""
         return self._source.read(EMBEDDING if name == OUTPUT_HEAD else name)
+
+    def read_codes(self, name: str) -> QuantisedMatrix:
+        """See `Checkpoint.read_codes`."""
+        return replace(self._source.read_codes(EMBEDDING if name == OUTPUT_HEAD else name), name=name)
