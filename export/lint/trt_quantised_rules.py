@@ -9,6 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
+from blockexport.export.bundle.dataflow.flat_graph import FlatNode
 from blockexport.export.lint.lint_finding import Fate, Trap
 
 _CODES = (onnx.TensorProto.INT4, onnx.TensorProto.INT8)
@@ -29,13 +30,13 @@ def looked_up_codes(flow: CacheFlow) -> Iterator[Trap]:
 
 def short_blocks(flow: CacheFlow) -> Iterator[Trap]:
     """Blocks that do not divide the axis they lie along. TensorRT takes their size from the shapes alone."""
-    for node in flow.graph.of("DequantizeLinear"):
-        codes, block = flow.graph.constant(node.input(0)), int(node.attribute("block_size", 0))
-        if codes is None or not block:
+    for node, codes in _dequantised(flow):
+        block, axis = node.attribute("block_size", 0), node.attribute("axis", 1)
+        if not _is_axis(axis, codes) or not isinstance(block, int) or block <= 0:
             continue
-        size = codes.dims[int(node.attribute("axis", 1))]
+        size = codes.dims[axis]
         count = -(-size // block)
-        if count == 1 or size % block == 0:
+        if count <= 1 or size % block == 0:
             continue
         taken = size % count == 0
         said = f"and TensorRT takes them for blocks of {size // count}" if taken else "and only whole ones are taken"
@@ -48,11 +49,10 @@ def short_blocks(flow: CacheFlow) -> Iterator[Trap]:
 
 def zero_points(flow: CacheFlow) -> Iterator[Trap]:
     """Zero points that are not all zero, or are not known."""
-    for node in flow.graph.of("DequantizeLinear"):
+    for node, _ in _dequantised(flow):
         name = node.input(2)
         stored = flow.graph.constant(name)
-        codes = flow.graph.constant(node.input(0))
-        if codes is None or not name or (stored is not None and _is_zero(stored)):
+        if not name or (stored is not None and _is_zero(stored)):
             continue
         yield Trap(
             "zero-point", Fate.LOUD, node.label,
@@ -63,9 +63,8 @@ def zero_points(flow: CacheFlow) -> Iterator[Trap]:
 
 def unfused_codes(flow: CacheFlow) -> Iterator[Trap]:
     """Matrices [N, K] that a product reads transposed. TensorRT builds them; ONNX Runtime widens them at every call."""
-    for node in flow.graph.of("DequantizeLinear"):
-        codes = flow.graph.constant(node.input(0))
-        if codes is None or len(codes.dims) != 2 or not node.attribute("block_size", 0):
+    for node, codes in _dequantised(flow):
+        if len(codes.dims) != 2 or not node.attribute("block_size", 0) or not node.proto.output:
             continue
         weight = node.proto.output[0]
         for reader in flow.graph.readers.get(weight, []):
@@ -80,8 +79,24 @@ def unfused_codes(flow: CacheFlow) -> Iterator[Trap]:
                 )  # fmt: skip
 
 
+def _dequantised(flow: CacheFlow) -> Iterator[tuple[FlatNode, onnx.TensorProto]]:
+    """Every DequantizeLinear of constant codes, and the codes."""
+    for node in flow.graph.of("DequantizeLinear"):
+        codes = flow.graph.constant(node.input(0))
+        if codes is not None:
+            yield node, codes
+
+
+def _is_axis(value: object, tensor: onnx.TensorProto) -> bool:
+    """Whether an attribute is an axis of the tensor; lint reads files that no checker has seen."""
+    return isinstance(value, int) and -len(tensor.dims) <= value < len(tensor.dims)
+
+
 def _is_zero(tensor: onnx.TensorProto) -> bool:
     """Whether every value of an initializer is 0; of one in a file of its own, which is not read, it is not known."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return False
-    return not numpy_helper.to_array(tensor).astype(np.int64).any()
+    try:
+        return not numpy_helper.to_array(tensor).astype(np.int64).any()
+    except (ValueError, TypeError, KeyError):  # its bytes are not those of its shape, or its type is none
+        return False

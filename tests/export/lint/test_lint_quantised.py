@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -107,3 +108,30 @@ def test_what_tensorrt_does_with_codes(
     onnx.save(model, path)
     engine, _ = build_unchecked(path)
     assert (engine is None) == (fate is Fate.LOUD)
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "attributes"),
+    [
+        ((WIDTH, OUTPUTS), ["weight"], {"axis": 9, "block_size": BLOCK}),
+        ((WIDTH, OUTPUTS), ["weight"], {"axis": -3, "block_size": BLOCK}),
+        ((), ["weight"], {"axis": 0, "block_size": BLOCK}),
+        ((WIDTH, OUTPUTS), ["weight"], {"axis": 0, "block_size": -500}),
+        ((WIDTH, OUTPUTS), ["weight"], {"axis": "a", "block_size": "b"}),
+        ((WIDTH, OUTPUTS), [], {"axis": 0, "block_size": BLOCK}),
+    ],
+    ids=["axis beyond", "axis before", "scalar", "negative block", "words", "no output"],
+)
+def test_codes_in_a_form_that_onnx_does_not_have(
+    shape: tuple[int, ...], outputs: list[str], attributes: dict[str, Any]
+) -> None:
+    node = helper.make_node("DequantizeLinear", ["codes", "scales"], outputs, "wide", **attributes)
+    codes = helper.make_tensor("codes", TensorProto.INT8, shape, bytes(int(np.prod(shape))), raw=True)
+    graph = helper.make_graph([node], "odd", [], [], [codes])
+    assert examine(helper.make_model(graph)).findings == []
+
+
+def test_zero_points_whose_bytes_are_too_few_are_not_known_to_be_zero() -> None:
+    model = _product(WIDTH, 0)
+    next(tensor for tensor in model.graph.initializer if tensor.name == "zeros").raw_data = bytes(3)
+    assert [finding.rule for finding in examine(model).findings] == ["zero-point"]

@@ -74,7 +74,7 @@ def onnxruntime_options() -> list[str]:
 def build(name: str, options: list[str], *targets: str) -> Path:
     """Configure and build the library with its test programs; returns the build folder. Warnings are errors.
 
-    The sources of a program are compiled as one, which takes a third of the time: headers are most of it. That each
+    The sources of a program are compiled as one, which saves reading the headers again for each. That each
     also compiles by itself, as a user has it, is for `test_the_whole_way` in tests/cli/test_cpp.py.
     """
     require_tools()
