@@ -7,7 +7,7 @@ Whatever the file's own conventions, `read` gives Hugging Face layout: [out, in]
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +18,9 @@ from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMat
 
 if TYPE_CHECKING:
     import torch
+
+STRIP = 1 << 22
+"""Values of a strip: a few MB, which are worked on while the rest of a large table stays in its file."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class TensorEntry:
         """Number of elements."""
         return prod(self.shape)
 
+    def rows(self) -> Iterator[slice]:
+        """Of each strip in turn."""
+        many = max(1, STRIP // max(1, prod(self.shape[1:])))
+        return (slice(start, min(start + many, self.shape[0])) for start in range(0, self.shape[0], many))
+
 
 @dataclass(frozen=True)
 class Source:
@@ -76,6 +84,19 @@ class Checkpoint(ABC):
 
         Raises UsageError when the file is damaged.
         """
+
+    def strips(self, name: str) -> Iterator[torch.Tensor]:
+        """The tensor `name` strip by strip, rows in order: what `read` gives, with a strip in memory where the file
+        allows it. At least one dimension.
+
+        Raises UsageError when the file is damaged.
+        """
+        tensor = self.read(name)
+        return (tensor[rows] for rows in self.entries[name].rows())
+
+    def origin(self, name: str) -> str:
+        """Another tensor with the same values, which has been read before; `name` itself where there is none."""
+        return name
 
     def read_codes(self, name: str) -> QuantisedMatrix:
         """The matrix `name`, whose entry has `codes`: what the file itself has, which dequantised is what `read` gives.

@@ -7,7 +7,7 @@ Names and the row order follow llama.cpp's conversion scripts (https://github.co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,21 @@ class GgufCheckpoint(Checkpoint):
             tensor = torch.from_numpy(self._dequantised(stored))
         return self._ordered(name, tensor)
 
+    def strips(self, name: str) -> Iterator[torch.Tensor]:
+        """See `Checkpoint.strips`. Read as a whole is what llama.cpp has in another order: q and k."""
+        import torch
+
+        from blockexport.models.checkpoints.mapped_tensor import strips_of
+
+        entry, stored = self.entries[name], self._stored[name]
+        if self._is_permuted(name) or len(entry.shape) == 1:
+            yield from super().strips(name)
+        elif entry.location is not None:
+            yield from strips_of(entry)
+        else:
+            for rows in entry.rows():
+                yield torch.from_numpy(self._dequantised(stored, rows))
+
     def read_codes(self, name: str) -> QuantisedMatrix:
         """See `Checkpoint.read_codes`: rows of codes and of scales in half-split order, as `read` has them."""
         scheme = self.entries[name].codes
@@ -131,10 +146,14 @@ class GgufCheckpoint(Checkpoint):
         query = ".q_proj." in name
         return self.config.num_attention_heads if query else self.config.num_key_value_heads
 
-    def _dequantised(self, stored: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _dequantised(self, stored: GgufTensor, rows: slice | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The tensor, or some rows of a matrix."""
         block, block_bytes = GGML_QUANT_SIZES[stored.ggml_type]
-        raw = self._raw(stored).reshape(-1, block_bytes)
-        values = np.empty(stored.shape, np.float32)
+        raw, shape = self._raw(stored), stored.shape
+        if rows is not None:
+            raw, shape = raw.reshape(shape[0], -1)[rows], (rows.stop - rows.start, *shape[1:])
+        raw = raw.reshape(-1, block_bytes)
+        values = np.empty(shape, np.float32)
         flat, step = values.reshape(-1, block), PIECE // block
         with np.errstate(all="ignore"):  # a scale that is not finite is refused with the tensor's name later
             for start in range(0, len(raw), step):

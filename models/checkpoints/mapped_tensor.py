@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 
 import torch
 
-from blockexport.models.checkpoints.checkpoint import FileSlice
+from blockexport.models.checkpoints.checkpoint import FileSlice, TensorEntry
 from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import open_regular
@@ -38,3 +39,18 @@ def tensor_of(location: FileSlice, dtype: str, shape: tuple[int, ...]) -> torch.
         return torch.frombuffer(bytearray(pages[lead:]), dtype=torch_type).view(shape)
     count = location.length // torch_type.itemsize
     return torch.frombuffer(pages, dtype=torch_type, count=count, offset=lead).view(shape)
+
+
+def strips_of(entry: TensorEntry) -> Iterator[torch.Tensor]:
+    """The tensor whose bytes lie at `entry.location` strip by strip, each mapped on its own.
+
+    Raises:
+        UsageError: see `tensor_of`.
+    """
+    place = entry.location
+    assert place is not None, entry.name
+    row = place.length // max(1, entry.shape[0])
+    for rows in entry.rows():
+        count = rows.stop - rows.start
+        part = FileSlice(place.path, place.offset + rows.start * row, count * row)
+        yield tensor_of(part, entry.dtype, (count, *entry.shape[1:]))

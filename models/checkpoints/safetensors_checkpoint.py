@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,12 @@ class SafetensorsCheckpoint(Checkpoint):
         entry = self.entries[name]
         assert entry.location is not None
         return tensor_of(entry.location, entry.dtype, entry.shape)
+
+    def strips(self, name: str) -> Iterator[torch.Tensor]:
+        """See `Checkpoint.strips`. The pages of a strip are given back with it."""
+        from blockexport.models.checkpoints.mapped_tensor import strips_of
+
+        return strips_of(self.entries[name])
 
 
 def _check_tied_head(embedding: TensorEntry, head: TensorEntry) -> None:

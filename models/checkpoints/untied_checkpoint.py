@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,16 @@ class UntiedCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`."""
-        return self._source.read(EMBEDDING if name == OUTPUT_HEAD else name)
+        return self._source.read(self.origin(name))
+
+    def strips(self, name: str) -> Iterator[torch.Tensor]:
+        """See `Checkpoint.strips`."""
+        return self._source.strips(self.origin(name))
+
+    def origin(self, name: str) -> str:
+        """See `Checkpoint.origin`."""
+        return EMBEDDING if name == OUTPUT_HEAD else name
 
     def read_codes(self, name: str) -> QuantisedMatrix:
         """See `Checkpoint.read_codes`."""
-        return replace(self._source.read_codes(EMBEDDING if name == OUTPUT_HEAD else name), name=name)
+        return replace(self._source.read_codes(self.origin(name)), name=name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.errors import UsageError
 
 
@@ -27,10 +28,7 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
     Raises:
         UsageError: naming the tensor, how many values are not finite, and the first.
     """
-    if tensor.numel() == 0:
-        return
-    low, high = tensor.aminmax()  # NaN comes through both, an infinity through one
-    if low.isfinite() and high.isfinite():
+    if is_finite(tensor):
         return
     bad = ~tensor.isfinite()
     first = torch.nonzero(bad)[0].tolist()
@@ -39,6 +37,26 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
         f"{name} holds {int(bad.sum())} values that are not finite, the first ({value}) at {first}: every output "
         "would be NaN. Download the checkpoint again, or take one that was saved without overflow"
     )
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinities."""
+    if tensor.numel() == 0:
+        return True
+    low, high = tensor.aminmax()  # NaN comes through both, an infinity through one
+    return bool(low.isfinite() and high.isfinite())
+
+
+def finite_strips(checkpoint: Checkpoint, name: str) -> Iterator[torch.Tensor]:
+    """What `Checkpoint.strips` gives, refused as a whole where a value is not finite.
+
+    Raises:
+        UsageError: as `check_finite` does; the file is damaged.
+    """
+    for strip in checkpoint.strips(name):
+        if not is_finite(strip):
+            check_finite(name, checkpoint.read(name))
+        yield strip
 
 
 def convert(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, TensorLoss]:
