@@ -7,6 +7,7 @@ https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 CODE_BITS = (4, 8)
 BLOCK_SIZES = (32, 64, 128)
+_PIECE = 1 << 22  # codes packed at a time
 CODES, SCALES = ".codes", ".scales"
 """What the names of a matrix's parts end with, after its own name, in a bundle's files and graph."""
 
@@ -119,27 +121,33 @@ class QuantisedMatrix:
         values_NK[:, self.order_K] = values_KN.T
         return values_NK
 
-    def packed(self, *, outputs_first: bool = False) -> torch.Tensor:
-        """The codes as ONNX stores them, uint8, flat: of 4 bits two a byte, the earlier one in its lower half.
+    def packed(self, *, outputs_first: bool = False) -> Iterator[torch.Tensor]:
+        """The codes as ONNX stores them, uint8, flat, piece by piece: of 4 bits two a byte, the earlier one in its
+        lower half.
 
         An odd number of codes leaves the upper half of the last byte zero.
 
         Args:
             outputs_first: in the order of [N, K], as the rows of an embedding are looked up.
         """
-        import torch
-
         codes = self.codes_KN.T if outputs_first else self.codes_KN
-        flat = codes.contiguous().view(-1).view(torch.uint8)
-        if self.scheme.bits == 8:
-            return flat
-        if flat.numel() % 2:
-            flat = torch.nn.functional.pad(flat, (0, 1))
-        return (flat[0::2] & 15) | (flat[1::2] << 4)
+        rows = 2 * max(1, _PIECE // (2 * max(1, codes.shape[1])))  # an even number: no byte is of two pieces
+        return (_packed(part, self.scheme.bits) for part in codes.split(rows))
 
     def _spread(self, values_GN: torch.Tensor) -> torch.Tensor:
         """Each block's value at each of its rows: [K, N]."""
         return values_GN.repeat_interleave(self.scheme.block_size, dim=0)[: self.codes_KN.shape[0]]
+
+
+def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    import torch
+
+    flat = codes.contiguous().view(-1).view(torch.uint8)
+    if bits == 8:
+        return flat
+    if flat.numel() % 2:
+        flat = torch.nn.functional.pad(flat, (0, 1))
+    return (flat[0::2] & 15) | (flat[1::2] << 4)
 
 
 def _choice(values: tuple[int, ...]) -> str:

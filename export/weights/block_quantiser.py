@@ -13,9 +13,10 @@ every scale is positive: TensorRT's parser takes no other with codes of 8 bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -54,13 +55,27 @@ class _Tile:
 def quantise(
     name: str, weight_NK: torch.Tensor, scheme: QuantisationScheme, scale_dtype: torch.dtype, threads: int = 1
 ) -> tuple[QuantisedMatrix, QuantisationError]:
+    """The matrix `name` [N, K] quantised symmetrically, and what that cost: `quantise_strips` of one strip."""
+    outputs, width = weight_NK.shape
+    return quantise_strips(name, (outputs, width), [weight_NK], scheme, scale_dtype, threads)
+
+
+def quantise_strips(
+    name: str,
+    shape: tuple[int, int],
+    strips: Iterable[torch.Tensor],
+    scheme: QuantisationScheme,
+    scale_dtype: torch.dtype,
+    threads: int = 1,
+) -> tuple[QuantisedMatrix, QuantisationError]:
     """The matrix `name` quantised symmetrically, and what that cost.
 
-    Beside the matrix and its codes only a tile for each thread is in memory.
+    Beside the codes and a strip only a tile for each thread is in memory.
 
     Args:
         name: the tensor's, for messages and for the result.
-        weight_NK: [N, K] in any floating-point type, all values finite.
+        shape: N and K.
+        strips: the rows in order, [n, K] each, in any floating-point type, all values finite.
         scheme: bits and block size.
         scale_dtype: what the scales are stored in.
         threads: how many tiles are worked on at a time.
@@ -68,17 +83,19 @@ def quantise(
     Raises:
         UsageError: a scale is beyond the range of `scale_dtype`.
     """
-    outputs, width = weight_NK.shape
+    outputs, width = shape
     codes_KN = torch.empty(width, outputs, dtype=torch.int8)
     scales_GN = torch.empty(scheme.blocks(width), outputs, dtype=scale_dtype)
-
-    def work(tile: _Tile) -> QuantisationError:
-        with torch.inference_mode():
-            return _fill(tile, weight_NK, scheme, codes_KN, scales_GN)
-
+    errors: list[QuantisationError] = []
+    done = 0
     with ThreadPoolExecutor(threads) as pool:
-        errors = list(pool.map(work, _tiles(scheme, outputs, width)))
-    _check_range(name, scales_GN)
+        for strip_NK in strips:
+            columns = slice(done, done + len(strip_NK))
+            work = partial(_fill, strip_NK, scheme, codes_KN[:, columns], scales_GN[:, columns])
+            errors += pool.map(work, _tiles(scheme, len(strip_NK), width))
+            done = columns.stop
+    assert done == outputs, f"{name}: {done} rows of {outputs}"
+    check_range(name, scales_GN)
     error = QuantisationError(math.fsum(e.lost for e in errors), math.fsum(e.total for e in errors))
     return QuantisedMatrix(name, scheme, codes_KN, scales_GN), error
 
@@ -96,65 +113,72 @@ def _tiles(scheme: QuantisationScheme, outputs: int, width: int) -> Iterator[_Ti
             yield _Tile(start, stop, left, min(left + across, outputs))
 
 
+@torch.inference_mode()
 def _fill(
-    tile: _Tile, weight_NK: torch.Tensor, scheme: QuantisationScheme, codes_KN: torch.Tensor, scales_GN: torch.Tensor
+    weight_NK: torch.Tensor, scheme: QuantisationScheme, codes_KN: torch.Tensor, scales_GN: torch.Tensor, tile: _Tile
 ) -> QuantisationError:
     """Quantise one tile into its place."""
     rows = slice(tile.start * scheme.block_size, min(tile.stop * scheme.block_size, weight_NK.shape[1]))
     columns = slice(tile.left, tile.right)
     w_KN = weight_NK[columns, rows].T.float().contiguous()
     w_GBN = w_KN.view(tile.stop - tile.start, -1, tile.right - tile.left)
-    scale_G1N = _best_scale(w_GBN, scheme).to(scales_GN.dtype)
+    scale_G1N = best_scale(w_GBN, scheme).to(scales_GN.dtype)
     if scheme.bits == 8:
         scale_G1N.masked_fill_(scale_G1N == 0, 1)  # of a block of zeros
     scales_GN[tile.start : tile.stop, columns] = scale_G1N.squeeze(1)
     scale_G1N = scale_G1N.float()
-    codes_GBN = _codes(w_GBN, _inverse(scale_G1N), scheme, torch.empty_like(w_GBN))
+    codes_GBN = nearest_codes(w_GBN, inverse(scale_G1N), scheme, torch.empty_like(w_GBN))
     codes_KN[rows, columns] = codes_GBN.view(w_KN.shape).to(torch.int8)
     left = torch.addcmul(w_GBN, codes_GBN, scale_G1N, value=-1)
-    return QuantisationError(_sum_of_squares(left), _sum_of_squares(w_GBN))
+    return QuantisationError(sum_of_squares(left), sum_of_squares(w_GBN))
 
 
-def _best_scale(w_GBN: torch.Tensor, scheme: QuantisationScheme) -> torch.Tensor:
+def best_scale(w_GBN: torch.Tensor, scheme: QuantisationScheme) -> torch.Tensor:
     """For each block [G, 1, N] the scale with the least squared error, among those that are tried."""
     low, high = w_GBN.amin(1, keepdim=True), w_GBN.amax(1, keepdim=True)
     largest = torch.where(-low > high, low, high)
-    inverse_largest = _inverse(largest if scheme.bits == 4 else -largest.abs())
+    inverse_largest = inverse(largest if scheme.bits == 4 else -largest.abs())
     codes, spare = torch.empty_like(w_GBN), torch.empty_like(w_GBN)
-    best_scale, best_gain = torch.zeros_like(low), torch.zeros_like(low)
+    best, most = torch.zeros_like(low), torch.zeros_like(low)
     for reach in _REACHES[scheme.bits]:
-        scale, gain = _fitted(w_GBN, _codes(w_GBN, inverse_largest * -reach, scheme, codes), spare)
-        better = gain > best_gain
-        best_scale, best_gain = torch.where(better, scale, best_scale), torch.where(better, gain, best_gain)
-    return _fitted(w_GBN, _codes(w_GBN, _inverse(best_scale), scheme, codes), spare)[0]
+        scale, gain = _fitted(w_GBN, nearest_codes(w_GBN, inverse_largest * -reach, scheme, codes), spare)
+        better = gain > most
+        best, most = torch.where(better, scale, best), torch.where(better, gain, most)
+    return _fitted(w_GBN, nearest_codes(w_GBN, inverse(best), scheme, codes), spare)[0]
 
 
 def _fitted(w_GBN: torch.Tensor, codes_GBN: torch.Tensor, spare_GBN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale that fits given codes best, and by how much it lowers the squared error of a block; [G, 1, N] each."""
     product = torch.mul(w_GBN, codes_GBN, out=spare_GBN).sum(1, keepdim=True)
     squares = torch.mul(codes_GBN, codes_GBN, out=spare_GBN).sum(1, keepdim=True)
-    scale = product * _inverse(squares)
+    scale = product * inverse(squares)
     return scale, product * scale
 
 
-def _codes(
+def nearest_codes(
     w_GBN: torch.Tensor, inverse_scale_G1N: torch.Tensor, scheme: QuantisationScheme, out: torch.Tensor
 ) -> torch.Tensor:
     """The codes nearest to the values, as floats in `out`."""
     return torch.mul(w_GBN, inverse_scale_G1N, out=out).round_().clamp_(scheme.lowest, scheme.highest)
 
 
-def _inverse(values: torch.Tensor) -> torch.Tensor:
+def inverse(values: torch.Tensor) -> torch.Tensor:
     """1 / x, and 0 where that is beyond float32: such a block becomes zeros."""
-    inverse = values.reciprocal()
-    return inverse.masked_fill_(~inverse.isfinite(), 0)
+    found = values.reciprocal()
+    return found.masked_fill_(~found.isfinite(), 0)
 
 
-def _sum_of_squares(values: torch.Tensor) -> float:
+def sum_of_squares(values: torch.Tensor) -> float:
+    """Over all values, in float64."""
     return float(torch.linalg.vector_norm(values, dtype=torch.float32).double().square())
 
 
-def _check_range(name: str, scales_GN: torch.Tensor) -> None:
+def check_range(name: str, scales_GN: torch.Tensor) -> None:
+    """Refuse scales of the matrix `name` that are not finite.
+
+    Raises:
+        UsageError: there is one.
+    """
     if bool(scales_GN.isfinite().all()):
         return
     kind, limit = str(scales_GN.dtype).removeprefix("torch."), torch.finfo(scales_GN.dtype).max

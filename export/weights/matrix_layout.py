@@ -5,20 +5,22 @@ has none so small; the graph says what they are. Where sizes are multiples of 64
 tensor begins at such a multiple, too.
 
 A matrix that the checkpoint has in such codes already is taken over code by code: it is not rounded to other scales.
+A head that is tied to the embedding has its codes, in another order, where both are quantised alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 
-from blockexport.export.weights.block_quantiser import quantise
+from blockexport.export.weights.block_quantiser import quantise_strips
 from blockexport.export.weights.safetensors_writer import HashingWriter, raw_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
-from blockexport.models.checkpoints.weight_values import check_finite
+from blockexport.models.checkpoints.weight_values import check_finite, finite_strips
 from blockexport.models.element_types import element_of
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
@@ -60,32 +62,59 @@ class MatrixLayout:
 def layouts_of(
     checkpoint: Checkpoint, names: Iterable[str], quantisation: Quantisation | None
 ) -> dict[str, MatrixLayout]:
-    """Those of the tensors `names` that are quantised, by name."""
+    """Those of the tensors `names` that are quantised, by name; those that share their codes follow each other."""
     schemes = {} if quantisation is None else {name: quantisation.scheme_of(name) for name in names}
-    return {
+    layouts = {
         name: MatrixLayout(name, scheme, *checkpoint.entries[name].shape) for name, scheme in schemes.items() if scheme
     }
+    places = {(name, layout.scheme): place for place, (name, layout) in enumerate(layouts.items())}
+
+    def place(item: tuple[str, MatrixLayout]) -> int:
+        name, layout = item
+        return places.get((checkpoint.origin(name), layout.scheme), places[name, layout.scheme])
+
+    return dict(sorted(layouts.items(), key=place))
 
 
-def write_matrix(
-    checkpoint: Checkpoint, layout: MatrixLayout, precision: Precision, file: HashingWriter, threads: int
-) -> float | None:
-    """Write one matrix; returns what quantising it cost, relative to its size, and None where it was taken over.
+def write_matrices(
+    checkpoint: Checkpoint,
+    layouts: Mapping[str, MatrixLayout],
+    precision: Precision,
+    file: HashingWriter,
+    threads: int,
+) -> Iterator[tuple[str, float | None]]:
+    """Write the matrices of `layouts_of`, one by one.
+
+    Yields:
+        The name of each, once it is written, and what quantising it cost, relative to its size; None where it was
+        taken over.
 
     Raises:
         UsageError: a value is not finite, or does not fit its scale; a scale of the checkpoint does not fit the bundle.
     """
-    codes, scales, cost = checkpoint.entries[layout.name].codes, scale_dtype(precision), None
+    alike = groupby(layouts.values(), lambda layout: (checkpoint.origin(layout.name), layout.scheme))
+    for _, group in alike:
+        matrix = cost = None
+        for layout in group:
+            if matrix is None:
+                matrix, cost = _quantised(checkpoint, layout, scale_dtype(precision), threads)
+            file.write(raw_bytes(matrix.scales_GN.T if layout.by_rows else matrix.scales_GN))
+            for piece in matrix.packed(outputs_first=layout.by_rows):
+                file.write(raw_bytes(piece))
+            yield layout.name, cost
+
+
+def _quantised(
+    checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype, threads: int
+) -> tuple[QuantisedMatrix, float | None]:
+    """The matrix of a layout, and what quantising it cost; None where it was taken over."""
+    codes = checkpoint.entries[layout.name].codes
     if codes is not None and layout.scheme.holds(codes):
-        matrix = _taken_over(checkpoint, layout, scales)
-    else:
-        weight_NK = checkpoint.read(layout.name)
-        check_finite(layout.name, weight_NK)
-        matrix, error = quantise(layout.name, weight_NK, layout.scheme, scales, threads)
-        cost = float(f"{error.relative:.4g}")
-    file.write(raw_bytes(matrix.scales_GN.T if layout.by_rows else matrix.scales_GN))
-    file.write(raw_bytes(matrix.packed(outputs_first=layout.by_rows)))
-    return cost
+        return _taken_over(checkpoint, layout, scales), None
+    strips = finite_strips(checkpoint, layout.name)
+    shape = (layout.outputs, layout.width)
+    matrix, error = quantise_strips(layout.name, shape, strips, layout.scheme, scales, threads)
+    return matrix, float(f"{error.relative:.4g}")
 
 
 def _taken_over(checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype) -> QuantisedMatrix:

@@ -16,18 +16,18 @@ import torch
 from blockexport.export.bundle.clone_file import clone_files
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.weights.conversion_report import ConversionReport, report_of
-from blockexport.export.weights.matrix_layout import MatrixLayout, layouts_of, write_matrix
+from blockexport.export.weights.matrix_layout import MatrixLayout, layouts_of, write_matrices
 from blockexport.export.weights.safetensors_writer import HashingWriter, byte_size, header_bytes, raw_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.weight_values import (
     TensorLoss,
-    check_finite,
     check_no_overflow,
     combined_loss,
+    finite_strips,
     narrow,
 )
 from blockexport.models.precision import Precision
-from blockexport.models.progress import Progress, counted, silent
+from blockexport.models.progress import Progress, silent
 from blockexport.models.quantisation import Quantisation, scale_dtype
 
 WEIGHTS_FILE = "model.safetensors"
@@ -118,7 +118,8 @@ def _clone(
     targets = {source: folder / _clone_name(i, len(sources)) for i, source in enumerate(sources, start=1)}
     with clone_files(targets) as finish:
         for done, name in enumerate(entries, start=1):
-            check_finite(name, checkpoint.read(name))
+            for _ in finite_strips(checkpoint, name):
+                pass
             progress("copying weights", done, len(entries) + 1)
         copied = finish()
         progress("copying weights", len(entries) + 1, len(entries) + 1)
@@ -159,10 +160,11 @@ def _convert(
             done += byte_size(entry)
             progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
-        for layout in counted(layouts.values(), "quantising weights", progress if layouts else silent):
-            cost = write_matrix(checkpoint, layout, precision, file, threads)
+        costs = write_matrices(checkpoint, layouts, precision, file, threads)
+        for number, (name, cost) in enumerate(costs, start=1):
             if cost is not None:
-                errors[layout.name] = cost
+                errors[name] = cost
+            progress("quantising weights", number, len(layouts))
         digest = file.finish()
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
     report = report_of(entries.values(), target, losses, source_bytes, size, errors, layouts.keys() - errors.keys())
@@ -186,7 +188,6 @@ def converted_chunks(
     Raises:
         UsageError: it holds values that are not finite.
     """
-    tensor = checkpoint.read(name)
-    check_finite(name, tensor)
-    for chunk in tensor.reshape(-1).split(_CHUNK_ELEMENTS):
-        yield narrow(name, chunk, dtype)
+    for strip in finite_strips(checkpoint, name):
+        for chunk in strip.reshape(-1).split(_CHUNK_ELEMENTS):
+            yield narrow(name, chunk, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -16,10 +16,13 @@ from safetensors import safe_open
 
 from blockexport.export.bundle.manifest import read_manifest, write_manifest
 from blockexport.export.onnx_export import export_onnx
-from blockexport.export.weights.block_quantiser import quantise
+from blockexport.export.weights import matrix_layout
+from blockexport.export.weights.block_quantiser import quantise, quantise_strips
+from blockexport.export.weights.weight_files import write_weights
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
+from blockexport.models.checkpoints.untied_checkpoint import UntiedCheckpoint
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import Quantisation, quantisation_of, scale_dtype
@@ -176,6 +179,24 @@ def test_onnx_runtime_fuses_every_matrix(case: Case, tmp_path: Path) -> None:
     head = case.quantisation.head is not None
     assert fused["MatMulNBits"] == 7 * case.checkpoint.config.num_hidden_layers + head
     assert fused["DequantizeLinear"] == (case.quantisation.embedding is not None)
+
+
+def test_a_tied_table_is_quantised_once_for_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def noted(name: str, *given: Any) -> Any:
+        done.append(name)
+        return quantise_strips(name, *given)
+
+    monkeypatch.setattr(matrix_layout, "quantise_strips", noted)
+    for head, times in (("int8", 1), ("int4", 2)):
+        folder = tmp_path / head
+        folder.mkdir()
+        quantisation, names = quantisation_of("int4", head=head), list(expected_tensors(UNTIED.config))
+        done.clear()
+        written = write_weights(UntiedCheckpoint(TIED), folder, Precision.FP16, names, quantisation)
+        assert sum(name in (EMBEDDING, OUTPUT_HEAD) for name in done) == times
+        assert {EMBEDDING, OUTPUT_HEAD} <= written.report.quantisation_errors.keys()
 
 
 def test_the_same_export_is_the_same_bytes_and_a_headless_one_has_no_ends(tmp_path: Path) -> None:

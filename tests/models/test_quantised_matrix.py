@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,7 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from blockexport.models import quantised_matrix
 from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix
 
 K, N = 71, 5  # an odd number of codes, and a last block of 7 inputs
@@ -51,13 +54,20 @@ def test_inputs_come_back_in_the_layers_order() -> None:
     assert not torch.equal(matrix.dequantised(), plain)
 
 
+def _raw(pieces: Iterator[torch.Tensor]) -> bytes:
+    return torch.cat(list(pieces)).numpy().tobytes()
+
+
+@pytest.mark.parametrize("piece", [1 << 22, 12])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_packed_codes_are_read_by_onnx(bits: int) -> None:
+def test_packed_codes_are_read_by_onnx(bits: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantised_matrix, "_PIECE", piece)
     matrix = _matrix(bits)
-    raw = matrix.packed().numpy().tobytes()
+    assert (len(list(matrix.packed())) > 1) == (piece == 12)
+    raw = _raw(matrix.packed())
     assert len(raw) == matrix.scheme.code_bytes(K * N)
     turned = QuantisedMatrix("m", matrix.scheme, matrix.codes_KN.T.contiguous(), torch.ones(1, K))
-    assert torch.equal(turned.packed(outputs_first=True), matrix.packed())
+    assert _raw(turned.packed(outputs_first=True)) == raw
     tensor = helper.make_tensor("codes", matrix.scheme.onnx, (K, N), raw, raw=True)
     assert np.array_equal(numpy_helper.to_array(tensor).astype(np.int8), matrix.codes_KN.numpy())
     node = helper.make_node("DequantizeLinear", ["codes", "scales"], ["y"], axis=0, block_size=32)
