@@ -1,10 +1,15 @@
 """Time and memory of a whole export command against onnxruntime-genai's builder and optimum-onnx.
 
-    python benchmarks/export_time.py CHECKPOINT WORKDIR [--optimum-python PYTHON] [--rounds 5]
+    python benchmarks/export_time.py CHECKPOINT WORKDIR [--optimum-python PYTHON] [--int4] [--rounds 5]
 
-CHECKPOINT is a Hugging Face folder with fp32 weights. Every round runs each command once, in turn, into a fresh folder;
-figures are whole processes. optimum-onnx wants an older transformers, so it has a virtual environment of its own, whose
-interpreter `--optimum-python` names. `--depth` times our export at 15 and 60 layers instead (random weights).
+CHECKPOINT is a Hugging Face folder with fp32 weights; with `--int4`, which quantises, in any type. A large one with
+random weights is what `blockexport onnx llama-3.2-1b -o CHECKPOINT --bf16 --no-compare` writes, once the tokenizer
+files of some model lie beside it: genai's builder wants them.
+
+Every round runs each command once, in turn, into a fresh folder; figures are whole processes. Memory is the most that
+the process, or one it waited for, had resident, pages of mapped files included. optimum-onnx wants an older
+transformers, so it has a virtual environment of its own, whose interpreter `--optimum-python` names. `--depth` times
+our export at 15 and 60 layers instead (random weights).
 """
 
 from __future__ import annotations
@@ -18,12 +23,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 BLOCKEXPORT = str(Path(sys.executable).parent / "blockexport")
 
 
-def run(command: list[str], output: Path) -> tuple[float, float]:
-    """Seconds and peak megabytes of one process that writes `output`; what it wrote is removed."""
+class Taken(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    processor_seconds: float
+    megabytes: float
+
+
+def run(command: list[str], output: Path) -> Taken:
+    """What one process takes that writes `output`; what it wrote is removed."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -31,16 +45,17 @@ def run(command: list[str], output: Path) -> tuple[float, float]:
     if status != 0:
         raise SystemExit(f"exit status {status}: {' '.join(command)}")
     shutil.rmtree(output)
-    return seconds, usage.ru_maxrss / 1e3
+    return Taken(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
 
 
-def commands(checkpoint: Path, output: Path, optimum_python: str | None) -> dict[str, list[str]]:
+def commands(checkpoint: Path, output: Path, optimum_python: str | None, int4: bool) -> dict[str, list[str]]:
     """The contenders, each writing `output`."""
     source, target = str(checkpoint), str(output)
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
+    quantised = ["--quantize", "int4"] if int4 else []
     found = {
-        "blockexport": [BLOCKEXPORT, "onnx", source, "-o", target, "--no-compare"],
-        "genai builder": [*builder, "-i", source, "-o", target, "-p", "fp32", "-e", "cpu"],
+        "blockexport": [BLOCKEXPORT, "onnx", source, "-o", target, "--no-compare", *quantised],
+        "genai builder": [*builder, "-i", source, "-o", target, "-p", "int4" if int4 else "fp32", "-e", "cpu"],
     }
     if optimum_python is not None:
         cli = [optimum_python, "-m", "optimum.commands.optimum_cli", "export", "onnx"]
@@ -70,20 +85,23 @@ def main() -> None:
     parser.add_argument("--optimum-python")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--depth", action="store_true")
+    parser.add_argument("--int4", action="store_true")
     arguments = parser.parse_args()
+    if arguments.int4 and (arguments.depth or arguments.optimum_python):
+        parser.error("--int4 is measured against genai's builder alone, and at one depth")
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     output = arguments.workdir / "timed-export"
     if arguments.depth:
         contenders = {
             f"{layers} layers": commands(
-                deep_checkpoint(arguments.checkpoint, arguments.workdir, layers), output, None
+                deep_checkpoint(arguments.checkpoint, arguments.workdir, layers), output, None, int4=False
             )["blockexport"]
             for layers in (15, 60)
         }
     else:
-        contenders = commands(arguments.checkpoint, output, arguments.optimum_python)
+        contenders = commands(arguments.checkpoint, output, arguments.optimum_python, arguments.int4)
     shutil.rmtree(output, ignore_errors=True)
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    figures: dict[str, list[Taken]] = {name: [] for name in contenders}
     for number in range(arguments.rounds + 1):
         for name, command in contenders.items():
             figure = run(command, output)
@@ -91,9 +109,12 @@ def main() -> None:
                 figures[name].append(figure)
     first = next(iter(contenders))
     for name, values in figures.items():
-        ratio = statistics.median(v[0] / ours[0] for v, ours in zip(values, figures[first], strict=True))
-        seconds, peak = (statistics.median(column) for column in zip(*values, strict=True))
-        print(f"{name:15} {seconds:6.2f} s  peak {peak:6.0f} MB  {ratio:5.2f} times {first}")
+        ratio = statistics.median(v.seconds / ours.seconds for v, ours in zip(values, figures[first], strict=True))
+        taken = Taken(*(statistics.median(column) for column in zip(*values, strict=True)))
+        print(
+            f"{name:15} {taken.seconds:6.2f} s, of a processor {taken.processor_seconds:6.2f} s  "
+            f"peak {taken.megabytes:6.0f} MB  {ratio:5.2f} times {first}"
+        )
 
 
 if __name__ == "__main__":
