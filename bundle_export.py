@@ -129,7 +129,7 @@ def export_bundle(
     with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
             manifest = _write(checkpoint, stage.folder, interface, quantisation, pt2, progress, note)
-        judged = _judge(checkpoint, stage.folder, manifest, progress) if compare else None
+        judged = _judge(checkpoint, stage.folder, progress) if compare else None
         if judged is None or isinstance(judged, str):
             stage.seal(manifest)
             return ExportedBundle(stage.target, manifest, not_judged=judged)
@@ -202,20 +202,12 @@ def _write(
     return manifest
 
 
-def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, progress: Progress) -> Judgement | str:
+def _judge(checkpoint: Checkpoint, folder: Path, progress: Progress) -> Judgement | str:
     """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
-    from blockexport.compare.judge import run_checks
-    from blockexport.compare.judged_bundle import as_stored, bundle_options
-    from blockexport.runtime.backends import require_judgeable, usual_backend
-    from blockexport.runtime.open import open_decoder
+    from blockexport.compare.judged_bundle import judge_bundle
 
     try:
-        backend = usual_backend(manifest.precision)
-        require_judgeable(backend, manifest.precision)
-        decoder = open_decoder(folder, backend, verify="nothing", exact=True)  # written a moment ago
-        judged_on, said = as_stored(checkpoint, folder, manifest, backend)
-        judgement = run_checks(decoder, judged_on, bundle_options(folder, backend), progress)
-        return replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *said)))
+        return judge_bundle(folder, made_of=checkpoint, progress=progress)
     except NotJudgedError as error:
         return str(error)
 

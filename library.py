@@ -7,7 +7,6 @@ Every function raises a `BlockexportError` (`blockexport.models.errors`) with on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,37 +72,11 @@ def compare_bundle(
         UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source, a cost of what
             is not quantised.
     """
-    from blockexport.compare.judge import JudgeOptions, run_checks
-    from blockexport.compare.judged_bundle import (
-        as_stored,
-        bundle_options,
-        changed_files,
-        in_integers,
-        not_quantised,
-        open_source,
-    )
-    from blockexport.compare.judged_cost import cost_question, with_cost
-    from blockexport.export.bundle.manifest import read_manifest
-    from blockexport.runtime.backends import require_judgeable, usual_backend
-    from blockexport.runtime.open import open_decoder
+    from blockexport.compare.judge import JudgeOptions
+    from blockexport.compare.judged_bundle import judge_bundle
 
     if isinstance(checks, str):
         raise UsageError(f"checks is {checks!r}, and has to be a list of names: [{checks!r}]")
-    folder, slots = Path(bundle), whole("max_sequence_length", max_sequence_length, least=1)
-    manifest = read_manifest(folder)
-    backend = backend or usual_backend(manifest.precision)
-    require_judgeable(backend, manifest.precision)
-    checkpoint = open_source(manifest, model)
-    decoder = open_decoder(
-        folder,
-        backend,
-        max_sequence_length=slots,
-        model=model,
-        verify="nothing",  # a changed file is judged as it is, and a note says so
-        exact=True,
-    )
-    judged_on, said = as_stored(checkpoint, folder, manifest, backend)
-    notes = [*(checkpoint.notes if model else ()), *said, *changed_files(folder, manifest, backend)]
     asked = JudgeOptions(
         checks=tuple(checks),
         decode_steps=whole("decode_steps", decode_steps, least=1),
@@ -113,11 +86,10 @@ def compare_bundle(
         cost=cost,
         max_kl=max_kl,
     )
-    options = bundle_options(folder, backend, asked)
-    question = cost_question(checkpoint, decoder, options, not_quantised(manifest, backend))
-    judgement = run_checks(decoder, judged_on, options, progress)
-    judgement = with_cost(judgement, question, decoder, lambda: in_integers(folder, backend, slots), progress)
-    judgement = replace(judgement, report=replace(judgement.report, notes=(*judgement.report.notes, *notes)))
+    slots = whole("max_sequence_length", max_sequence_length, least=1)
+    judgement = judge_bundle(
+        Path(bundle), asked, backend=backend, model=model, max_sequence_length=slots, progress=progress
+    )
     return judgement.explained(progress) if explain is None else explain(judgement)
 
 

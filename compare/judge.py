@@ -70,7 +70,7 @@ class JudgeOptions:
     seed: int = 0
     weights: Callable[[], ArtifactWeights] | None = None
     graph: Callable[[], ir.Graph] | None = None
-    explain: Callable[[CheckContext, Sequence[CheckResult]], Explanation | None] | None = None
+    explain: Callable[[CheckContext, Sequence[CheckResult]], Explanation] | None = None
     locate: bool = False
     cost: bool = False
     max_kl: float | None = None
@@ -86,22 +86,19 @@ class Judgement:
     """
 
     report: Report
-    explain: Callable[[Progress], Explanation | None] | None = None
+    explain: Callable[[Progress], Explanation] | None = None
 
     def explained(self, progress: Progress = silent) -> Report:
         """The whole report; `progress` is told of the calls, layers and defects looked at."""
         return self.report if self.explain is None else replace(self.report, explanation=self.explain(progress))
 
 
-def judge(
-    decoder: Decoder, checkpoint: Checkpoint, options: JudgeOptions | None = None, progress: Progress = silent
-) -> Report:
-    """Run the checks, and explain what failed: `run_checks` and `Judgement.explained` in one."""
-    return run_checks(decoder, checkpoint, options, progress).explained(progress)
-
-
 def run_checks(
-    decoder: Decoder, checkpoint: Checkpoint, options: JudgeOptions | None = None, progress: Progress = silent
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    options: JudgeOptions | None = None,
+    progress: Progress = silent,
+    notes: Sequence[str] = (),
 ) -> Judgement:
     """Run the checks on `decoder` against the source `checkpoint`.
 
@@ -110,6 +107,7 @@ def run_checks(
         checkpoint: what it was exported from.
         options: see `JudgeOptions`.
         progress: told of the reference's layers, and of the calls of artifact and eager.
+        notes: what there is to say of the artifact, for the report.
 
     Raises:
         NotJudgedError: the backend cannot run this precision in a way that proves anything.
@@ -144,11 +142,16 @@ def run_checks(
         graph=options.graph,
         progress=progress,
     )
-    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options)
+    return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options, notes)
 
 
 def _run(
-    context: CheckContext, checks: Sequence[Check], artifact: Artifact, tokens: Tokens, options: JudgeOptions
+    context: CheckContext,
+    checks: Sequence[Check],
+    artifact: Artifact,
+    tokens: Tokens,
+    options: JudgeOptions,
+    notes: Sequence[str],
 ) -> Judgement:
     results: list[CheckResult] = []
     skipped: list[Skipped] = []
@@ -177,7 +180,7 @@ def _run(
         positions=_positions(context) if walked else None,
         versions={**own, **({} if library is None else library.versions())},
         golden=golden_vectors(context) if walked and verdicts == {Verdict.PASS} else None,
-        notes=tuple(note for note in (tokens.caution(len(context.ids_S)),) if note),
+        notes=tuple(filter(None, (tokens.caution(len(context.ids_S)), *notes))),
     )
     look = options.explain if Verdict.FAIL in verdicts or options.locate else None
     return Judgement(report, None if look is None else lambda progress: look(context.heard_by(progress), results))

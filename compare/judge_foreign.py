@@ -63,28 +63,23 @@ def judge_foreign(
     original, shipped, read = checkpoint, files, checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)
-    options = asked or JudgeOptions()
     options = replace(
-        options,
+        asked or JudgeOptions(),
         backend=BACKEND,
         encode=_encoder(original),
         weights=lambda: _weights(files),
-        explain=lambda context, results: explain(
-            context, results, lambda: watch_foreign(decoder), always=options.locate
-        ),
+        explain=lambda context, results: explain(context, results, lambda: watch_foreign(decoder)),
     )
     not_quantised = "the file has no MatMulNBits" if checkpoint is original else ""
     question = cost_question(original, decoder, options, not_quantised)
-    judgement = run_checks(decoder, checkpoint, options, progress)
+    judgement = run_checks(decoder, checkpoint, options, progress, (*read, *notes))
 
     def others() -> list[NamedRun]:
         if files[0] is shipped[0]:
             return []
         return [NamedRun(AS_SHIPPED, open_foreign(shipped, original.config, max_sequence_length=max_sequence_length))]
 
-    judgement = with_cost(judgement, question, decoder, others, progress)
-    report = replace(judgement.report, notes=(*judgement.report.notes, *read, *notes))
-    return replace(judgement, report=report)
+    return with_cost(judgement, question, decoder, others, progress)
 
 
 def _weights(files: Sequence[ForeignFile]) -> ArtifactWeights:

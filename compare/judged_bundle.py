@@ -1,5 +1,5 @@
-"""What a bundle gives its judgement: tokenizer, weights and graph out of its folder, the checkpoint that it is held
-against, and whether its files are those that its manifest lists."""
+"""Judge a bundle: tokenizer, weights and graph out of its folder, the checkpoint that it is held against, and whether
+its files are those that its manifest lists."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from blockexport.compare.audits.stored_matrices import StoredCheckpoint
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.quantising_cost import NamedRun
-from blockexport.compare.judge import JudgeOptions
-from blockexport.compare.judged_cost import APART, IN_INTEGERS
+from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
+from blockexport.compare.judged_cost import APART, IN_INTEGERS, cost_question, with_cost
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest
+from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
-from blockexport.runtime.backends import ONNXRUNTIME, backend_named
+from blockexport.models.progress import Progress, silent
+from blockexport.runtime.backends import ONNXRUNTIME, backend_named, require_judgeable, usual_backend
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
@@ -33,6 +34,49 @@ if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation
 
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
+
+
+def judge_bundle(
+    folder: Path,
+    asked: JudgeOptions | None = None,
+    *,
+    backend: str | None = None,
+    model: str | None = None,
+    max_sequence_length: int | None = None,
+    made_of: Checkpoint | None = None,
+    progress: Progress = silent,
+) -> Judgement:
+    """Judge the file that a backend runs, on the checks that apply.
+
+    Args:
+        folder: the bundle.
+        asked: which checks to run, on what, and whether to look inside where every check passes.
+        backend: its name; the usual one for the bundle's precision by default.
+        model: the source checkpoint; see `open_source`.
+        max_sequence_length: declare the file's cache slots anew.
+        made_of: the source as the export had it open, of a bundle whose files were written a moment ago.
+        progress: see `run_checks`.
+
+    Raises:
+        NotJudgedError: this machine or backend cannot answer, or the source is not there.
+        UsageError: an unknown check or backend, a damaged bundle, a checkpoint that is not the source, a cost of what
+            is not quantised.
+    """
+    manifest = read_manifest(folder)
+    backend = backend or usual_backend(manifest.precision)
+    require_judgeable(backend, manifest.precision)
+    checkpoint = made_of or open_source(manifest, model)
+    # A changed file is judged as it is, and a note says so.
+    decoder = open_decoder(
+        folder, backend, max_sequence_length=max_sequence_length, model=model, verify="nothing", exact=True
+    )
+    judged_on, notes = as_stored(checkpoint, folder, manifest, backend)
+    if made_of is None:
+        notes = (*(checkpoint.notes if model else ()), *notes, *changed_files(folder, manifest, backend))
+    options = bundle_options(folder, backend, asked)
+    question = cost_question(checkpoint, decoder, options, not_quantised(manifest, backend))
+    judgement = run_checks(decoder, judged_on, options, progress, notes)
+    return with_cost(judgement, question, decoder, lambda: in_integers(folder, backend, max_sequence_length), progress)
 
 
 def bundle_options(
@@ -46,28 +90,25 @@ def bundle_options(
 
     `package_folder` is where an AOTInductor package lies that is still to be judged, and not yet in the bundle.
     """
-    options = asked or JudgeOptions()
     return replace(
-        options,
+        asked or JudgeOptions(),
         backend=backend,
         encode=BundleTokenizer(folder).encode if (folder / TOKENIZER).is_file() else None,
         weights=artifact_weights(package_folder or folder, backend_named(backend).file),
         graph=(lambda: _graph(folder)) if backend_named(backend).runs_onnx else None,
-        explain=lambda context, results: _explain(folder, backend, context, results, always=options.locate),
+        explain=lambda context, results: _explain(folder, backend, context, results),
     )
 
 
-def _explain(
-    folder: Path, backend: str, context: CheckContext, results: Sequence[CheckResult], *, always: bool
-) -> Explanation | None:
+def _explain(folder: Path, backend: str, context: CheckContext, results: Sequence[CheckResult]) -> Explanation:
     # Here, because an artifact that passes needs none of it.
     from blockexport.compare.explain.explain import explain
     from blockexport.runtime.replay.replay_graph import ReplayGraph
 
     graph = backend_named(backend).graph
     if graph is None:
-        return explain(context, results, None, f"not located: {backend} runs no ONNX graph to look into", always=always)
-    return explain(context, results, lambda: ReplayGraph.load(folder / graph), always=always)
+        return explain(context, results, None, f"not located: {backend} runs no ONNX graph to look into")
+    return explain(context, results, lambda: ReplayGraph.load(folder / graph))
 
 
 def _graph(folder: Path) -> ir.Graph:

@@ -77,10 +77,8 @@ def explain(
     results: Sequence[CheckResult],
     graph: Graph | None,
     note: str = "there is no ONNX graph to look into",
-    *,
-    always: bool = False,
-) -> Explanation | None:
-    """Look for place and cause of what made checks fail.
+) -> Explanation:
+    """Look for place and cause of what made checks fail; inside of an artifact where none did.
 
     Where the judged sequence failed, it is looked at there; else in the calls of the first failed check that shows
     something when one row is fed with them.
@@ -90,14 +88,8 @@ def explain(
         results: of the checks that ran.
         graph: gives the artifact's graph, or a decoder of it that can be watched; None where there is none.
         note: why it has none.
-        always: look inside even where no check failed.
-
-    Returns:
-        None where none failed and `always` is not set.
     """
     failed = [result for result in results if result.verdict is Verdict.FAIL]
-    if not failed and not always:
-        return None
     context.drop_eager()  # what explains runs eager layer by layer
     looker = _Looker(
         context, graph, note, tuple(result.message for result in failed if result.check.kind is Kind.CONTENT)

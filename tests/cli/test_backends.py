@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from blockexport.cli.main import main
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import BACKENDS, Arithmetic, Library, backend_named, everywhere, usual_backend
 from blockexport.runtime.eager import EagerDecoder
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
 from tests.runtime.echo_decoder import ECHO
 from tests.support import REPOSITORY, shared_path

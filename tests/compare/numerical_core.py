@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.any_model import draw_sharp, weights_of
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.exported import EVERYTHING, export, gainful
 

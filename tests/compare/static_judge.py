@@ -12,12 +12,13 @@ import torch
 
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.figures import Figures
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Measured = TypeVar("Measured", bound=Figures)

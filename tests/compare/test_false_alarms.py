@@ -10,7 +10,6 @@ import pytest
 
 from blockexport.compare.checks.catalogue import ALL_CHECKS
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -18,6 +17,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.any_model import FAMILIES, Drawn, draw, draw_sharp, weights_of, write
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.conftest import TABLE
 from tests.exported import export

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import usual_backend
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.exported import export
 from tests.support import faults_script
 

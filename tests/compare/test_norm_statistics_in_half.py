@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import ONNX_FILE
@@ -21,6 +21,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.conftest import TABLE
 from tests.exported import export
 from tests.support import smollm2_gguf

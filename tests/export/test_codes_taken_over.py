@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType as Kind
 from blockexport.bundle_export import export_bundle
 from blockexport.compare.audits.stored_matrices import StoredCheckpoint
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import as_stored, bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import read_manifest, write_manifest
@@ -40,6 +40,7 @@ from blockexport.models.precision import Precision
 from blockexport.models.quantisation import quantisation_of
 from blockexport.models.quantised_matrix import QuantisationScheme
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import spoilt
 from tests.small_models import Weights, small_config, small_weights, write_gguf

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
 from tests.exported import export, random_model
 

@@ -13,7 +13,7 @@ import torch
 
 from blockexport.compare.audits.stored_matrices import StoredCheckpoint
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import as_stored, bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import read_manifest, write_manifest
@@ -24,6 +24,7 @@ from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import quantisation_of
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.compare.static_judge import spoilt
 from tests.exported import EVERYTHING, gainful
 

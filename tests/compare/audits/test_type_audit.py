@@ -10,12 +10,13 @@ import pytest
 
 from blockexport.compare.audits.type_audit import TypeAudit, audit_types
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.compare.static_judge import figures_of
 from tests.exported import EVERYTHING, export, random_model
 from tests.zoo_bench import Bench

@@ -17,7 +17,7 @@ from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core import context
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.immovable import as_integers
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
 from blockexport.export.pt2 import write_pt2
 from blockexport.export.weights.weight_files import WEIGHTS_FILE
@@ -29,6 +29,7 @@ from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.runtime.eager import EagerDecoder
 from tests.any_model import draw, write
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import Change, figures_of, judged, spoilt
 from tests.exported import EVERYTHING, Gainful, export, gainful

@@ -13,7 +13,7 @@ import torch
 
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
 from blockexport.export.pt2 import write_pt2
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -24,6 +24,7 @@ from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.open import open_decoder
 from tests.compare import broken_calls as calls
 from tests.compare.broken import Breaker, Broken
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import eager_model
 from tests.exported import EVERYTHING, export, gainful
 

@@ -15,7 +15,7 @@ from blockexport.compare.checks.catalogue import ALL_CHECKS
 from blockexport.compare.checks.check_causality import CausalityFigures
 from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.decoder_model import DecoderModel
@@ -28,6 +28,7 @@ from blockexport.models.interface import Ends
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare import broken
 from tests.compare.broken import Breaker, Broken, ForgetfulModel, LeakyModel
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import TINY, MemoryCheckpoint, eager_model, random_checkpoint
 from tests.compare.static_judge import figures_of
 

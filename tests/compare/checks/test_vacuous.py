@@ -11,11 +11,12 @@ import torch
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.checks.check_cached_path import decode
 from blockexport.compare.core.check import Outcome, Verdict
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare.broken import Breaker, Broken, always_the_same, noise_at
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
 
 M = 48

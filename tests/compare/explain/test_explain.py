@@ -14,7 +14,7 @@ from blockexport.compare.core.check import Check, CheckResult, Kind, Outcome, Ve
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.compare.explain.explain import Explanation, explain
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_html import to_html
 from tests.compare.broken import (
@@ -33,6 +33,7 @@ from tests.compare.broken_calls import (
     sees_unwritten,
     values_off,
 )
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint, eager_model
 
 M = 64
@@ -122,8 +123,7 @@ def test_nan_alone_has_no_cause(tiny: MemoryCheckpoint) -> None:
 def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCheckpoint) -> None:
     failed = CheckResult(parameters, Verdict.FAIL, "model.norm.weight is 1.05 times the checkpoint's")
 
-    def with_the_file(context: CheckContext, results: object) -> Explanation | None:
-        assert isinstance(results, list)
+    def with_the_file(context: CheckContext, results: Sequence[CheckResult]) -> Explanation:
         return explain(context, [*results, failed], None, NOTE)
 
     options = replace(OPTIONS, explain=with_the_file, checks=("decode",))
@@ -133,7 +133,7 @@ def test_what_the_file_gives_away_is_the_cause_where_no_defect_is(tiny: MemoryCh
     assert report.explanation.cause_sentences == [f"likely cause: {failed.message}"]
     assert "None of" not in to_html(report)
     alone = explain(_judgement(tiny)[0], [failed], None)
-    assert alone is not None and alone.sentences == [f"likely cause: {failed.message}"]
+    assert alone.sentences == [f"likely cause: {failed.message}"]
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,9 @@ def test_every_check_has_a_walk_or_a_reason(tiny: MemoryCheckpoint) -> None:
 def _judgement(tiny: MemoryCheckpoint) -> tuple[CheckContext, Sequence[CheckResult]]:
     kept: list[tuple[CheckContext, Sequence[CheckResult]]] = []
 
-    def keep(context: CheckContext, results: Sequence[CheckResult]) -> None:
+    def keep(context: CheckContext, results: Sequence[CheckResult]) -> Explanation:
         kept.append((context, results))
+        return Explanation(None, None)
 
     judge(Broken(eager_model(tiny), M, noise_at(1000, 0.0)), tiny, replace(OPTIONS, explain=keep, locate=True))
     return kept[0]

@@ -14,11 +14,11 @@ from onnx import helper, numpy_helper
 
 from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.position_plan import make_plan
-from blockexport.compare.judge import judge
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.runtime.open import open_decoder
+from tests.compare.judged import judge
 from tests.exported import EVERYTHING, export, gainful
 
 M = 512

@@ -16,13 +16,14 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended
 from blockexport.compare.explain.explain import explain
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_html import to_html
 from blockexport.compare.report.report_markdown import to_markdown
 from blockexport.compare.report.report_table import render_table
 from blockexport.runtime.eager import EagerDecoder
 from tests.compare.broken import Broken, noise_at
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint, eager_model
 from tests.support import REPOSITORY
 from tests.test_layers import PACKAGES, sources

@@ -24,7 +24,7 @@ from blockexport.compare.explain.explain import Explanation
 from blockexport.compare.explain.locate import Location, Search
 from blockexport.compare.explain.sites import LABELS
 from blockexport.compare.explain.wrong_slot import WrongSlot
-from blockexport.compare.judge import JudgeOptions, judge
+from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report, Skipped
 from blockexport.compare.report.report_files import MARK, write_report
@@ -37,6 +37,7 @@ from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.open import open_decoder
 from tests.browser import visit
 from tests.compare.broken import Broken, noise_at
+from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import TINY, MemoryCheckpoint, eager_model, random_checkpoint
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import EXHIBITS
