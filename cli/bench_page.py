@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,17 +75,9 @@ def write_page(result: BenchResult, place: Path) -> None:
     Raises:
         UsageError: the disk is full, or cannot be written. An older page is then as it was.
     """
-    from blockexport.export.output.disk import disk_errors
-    from blockexport.export.output.hidden_names import partial_path
+    from blockexport.export.output.atomic_write import replace_file
 
-    partial = partial_path(place)
-    try:
-        with disk_errors(place.parent):
-            partial.write_text(to_page(result) + MARK, encoding="utf-8")
-            os.replace(partial, place)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    replace_file(place, (to_page(result) + MARK).encode())
 
 
 def to_page(result: BenchResult) -> str:

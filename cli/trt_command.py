@@ -218,7 +218,9 @@ def trt(
             progress=progress,
         )
     if timing_cache is not None and times is not None:
-        _write_timing_cache(timing_cache, times)
+        from blockexport.export.output.atomic_write import replace_file
+
+        replace_file(timing_cache, times)
     print_engine(folder, name, manifest, as_json=as_json)
     return code
 
@@ -258,14 +260,6 @@ def _bundle_remains(folder: Path) -> Iterator[None]:
     except BlockexportError as error:
         go_on = f"blockexport trt {shlex.quote(str(folder))}"
         raise type(error)(f"{error}. The bundle {folder} is made and judged: go on from it with {go_on} ...") from error
-
-
-def _write_timing_cache(path: Path, content: bytes) -> None:
-    from blockexport.export.output.atomic_write import replace_file
-    from blockexport.export.output.disk import disk_errors
-
-    with disk_errors(path.parent):
-        replace_file(path, content)
 
 
 _ONCE = ("model", "output", "fp16", "bf16", "fp32", "force", "beyond_trained_range", "max_sequence_length")

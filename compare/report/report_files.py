@@ -7,12 +7,13 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
-from blockexport.export.output.atomic_write import locked, remove_abandoned
-from blockexport.export.output.hidden_names import partial_path, shown
+from blockexport.export.output.atomic_write import locked, partial_file, remove_abandoned
+from blockexport.export.output.disk import folders_made
+from blockexport.export.output.hidden_names import shown
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
 
@@ -92,25 +93,14 @@ def write_report(report: Report, folder: Path) -> list[str]:
 
 
 def _write_all(folder: Path, texts: dict[str, str]) -> None:
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    partials: dict[Path, Path] = {}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with folders_made(folder), ExitStack() as beside:
         remove_abandoned(folder)
+        partials = {name: beside.enter_context(partial_file(folder / name)) for name in texts}
         for name, text in texts.items():
-            path = partial_path(folder / name)
-            partials[path] = folder / name
-            path.write_text(text, encoding="utf-8")
+            partials[name].write_text(text, encoding="utf-8")
         with locked(folder):  # of two reports at once, all three files are the later one's
-            for partial, path in partials.items():
-                os.replace(partial, path)
-    except BaseException:
-        for partial in partials:
-            partial.unlink(missing_ok=True)
-        for path in missing:  # innermost first
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        raise
+            for name, partial in partials.items():
+                os.replace(partial, folder / name)
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from blockexport.export.bundle.file_check import changed_sources, file_entry
 from blockexport.export.bundle.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from blockexport.export.output.atomic_write import locked, partial_file, rename_together
-from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.disk import disk_errors, folders_made
 from blockexport.models.errors import UsageError
 
 
@@ -54,15 +53,8 @@ def add_files(
             )
         updated = change(replace(manifest, files={**manifest.files, **entries}))
         places = [folder / name for name in files]
-        try:
-            with partial_file(folder / MANIFEST) as beside:
-                with disk_errors(folder):
-                    beside.write_bytes(updated.to_bytes())
-                    for place in places:
-                        place.parent.mkdir(exist_ok=True)
-                rename_together([*zip(files.values(), places, strict=True), (beside, folder / MANIFEST)])
-        finally:
-            for place in places:
-                with suppress(OSError):  # it holds something
-                    place.parent.rmdir()
+        with folders_made(*(place.parent for place in places)), partial_file(folder / MANIFEST) as beside:
+            with disk_errors(folder):
+                beside.write_bytes(updated.to_bytes())
+            rename_together([*zip(files.values(), places, strict=True), (beside, folder / MANIFEST)])
     return updated

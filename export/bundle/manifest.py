@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blockexport.export.output.atomic_write import replace_file
-from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.ownership import MANIFEST as MANIFEST
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
@@ -136,8 +135,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         UsageError: the disk is full or cannot be written.
     """
-    with disk_errors(folder):
-        replace_file(folder / MANIFEST, manifest.to_bytes())
+    replace_file(folder / MANIFEST, manifest.to_bytes())
 
 
 def read_manifest(folder: Path) -> Manifest:

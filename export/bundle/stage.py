@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 from blockexport.export.bundle.manifest import Manifest, write_manifest
 from blockexport.export.output.atomic_write import remove_abandoned, signals_deferred
-from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.disk import disk_errors, folders_made
 from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place, partial_path
 from blockexport.export.output.ownership import remove_own
 from blockexport.export.output.place import bundle_place, is_inside, why_taken
@@ -60,12 +60,13 @@ class Stage:
             place = self.target.with_name(f"{self.target.name}.{suffix}{'' if number == 1 else f'-{number}'}")
             if not os.path.lexists(place):
                 return place
-            if replaced and why_taken(place, force=True) is None and not self._is_read_from(place):
+            if (
+                replaced
+                and why_taken(place, force=True) is None
+                and not any(is_inside(path, place) for path in self._inputs)
+            ):
                 return place
         raise AssertionError
-
-    def _is_read_from(self, place: Path) -> bool:
-        return any(is_inside(path, place) for path in self._inputs)
 
 
 @contextmanager
@@ -81,17 +82,10 @@ def staged(target: Path, inputs: Sequence[Path] = (), *, force: bool) -> Iterato
         UsageError: something is in the way, or another process is making the same bundle.
     """
     place = bundle_place(target, inputs, force=force)
-    with disk_errors(place):
-        created = _make_parents(place.parent)
-    try:
-        with reserved(place):
-            bundle_place(target, inputs, force=force)  # the one who held it before may have finished meanwhile
-            with _made(hidden_place(place, PARTIAL), place) as folder:
-                yield Stage(folder, place, inputs, force=force)
-    finally:
-        for parent in created:
-            with suppress(OSError):  # it holds the bundle
-                parent.rmdir()
+    with folders_made(place.parent), reserved(place):
+        bundle_place(target, inputs, force=force)  # the one who held it before may have finished meanwhile
+        with _made(hidden_place(place, PARTIAL), place) as folder:
+            yield Stage(folder, place, inputs, force=force)
 
 
 @contextmanager
@@ -116,13 +110,6 @@ def _made(folder: Path, place: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make_parents(parent: Path) -> list[Path]:
-    """Create missing parents; returns those created, innermost first, so that they can be taken back."""
-    missing = [path for path in (parent, *parent.parents) if not path.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _move(folder: Path, place: Path) -> None:

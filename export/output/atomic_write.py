@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.hidden_names import partial_origin, partial_path
 from blockexport.export.output.lock import NO_LOCKS, FileLock
 
@@ -33,8 +34,12 @@ def partial_file(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Make or replace `path`, which has all of the content at any time, or is as it was."""
-    with partial_file(path) as partial:
+    """Make or replace `path`, which has all of the content at any time, or is as it was.
+
+    Raises:
+        UsageError: the disk is full or cannot be written.
+    """
+    with disk_errors(path.parent), partial_file(path) as partial:
         partial.write_bytes(content)
         os.replace(partial, path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blockexport.export.output.hidden_names import shown
@@ -52,3 +52,18 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise UsageError(
             f"{where} cannot be read or written: {error.strerror or error}. Choose another path"
         ) from error
+
+
+@contextmanager
+def folders_made(*folders: Path) -> Iterator[None]:
+    """Make folders with their missing parents; those that are empty when the block is left are taken back."""
+    missing = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
+    try:
+        for folder in folders:
+            with disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in sorted(missing, reverse=True):  # inner ones first
+            with suppress(OSError):  # it holds something
+                path.rmdir()
