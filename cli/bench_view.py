@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from blockexport.cli import console
+from blockexport.models.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,15 +57,15 @@ def show(result: BenchResult) -> None:
 def headlines(result: BenchResult) -> Iterator[str]:
     """What the machine is and can do, and how it was measured."""
     plan = result.plan
-    yield f"{result.processor or 'this machine'}, {counted(plan.threads, 'thread')}"
+    yield f"{result.processor or 'this machine'}, {plural(plan.threads, 'thread')}"
     for speed in result.speeds.values():
         yield (
             f"{speed.device.upper()}: {speed.memory_bandwidth / 1e9:.1f} GB/s read from memory, "
             f"{speed.matrix_peak / 1e9:,.0f} GFLOP/s in {speed.matrix_type} matrices"
         )
     yield (
-        f"medians of {counted(plan.rounds, 'round')}, the sides in turns; each case run once untimed, then once timed: "
-        f"the prompt, and {counted(plan.steps, 'step')} after it"
+        f"medians of {plural(plan.rounds, 'round')}, the sides in turns; each case run once untimed, then once timed: "
+        f"the prompt, and {plural(plan.steps, 'step')} after it"
     )
 
 
@@ -79,7 +80,7 @@ def footnotes(result: BenchResult) -> Iterator[str]:
         said = "; ".join((side.version, *side.side.notes))
         yield f"[{number}] {side.side.name}: {said}"
     if not result.enough:
-        yield f"medians of {counted(result.plan.rounds, 'round')} are for trying out: give --rounds 5 or more"
+        yield f"medians of {plural(result.plan.rounds, 'round')} are for trying out: give --rounds 5 or more"
 
 
 def phase_rows(result: BenchResult, phase: Phase) -> Iterator[tuple[str, ...]]:
@@ -158,8 +159,3 @@ def percent(share: float | None) -> str:
 def megabytes(value: float | None) -> str:
     """Millions of bytes."""
     return NOT_TOLD if value is None else f"{value / 1e6:,.0f} MB"
-
-
-def counted(count: int, noun: str) -> str:
-    """1 step, 16 steps."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from blockexport.models.did_you_mean import did_you_mean
+from blockexport.models.wording import did_you_mean
 
 _OTHER_WORDS = {"export": "onnx", "judge": "compare", "build": "trt", "run": "generate", "check": "compare"}
 """What a command may be called by those who guess, and what it is called here."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.quantised_matrix import BLOCK_SIZES, QuantisationScheme
+from blockexport.models.wording import did_you_mean
 
 if TYPE_CHECKING:
     import torch

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE, Manifest
 from blockexport.export.bundle.trt_library import TENSORRT, TENSORRT_RTX
-from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
+from blockexport.models.wording import did_you_mean
 
 if TYPE_CHECKING:
     from blockexport.runtime.decoder import Decoder

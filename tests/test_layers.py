@@ -70,7 +70,7 @@ HOMES: dict[str, set[str]] = {
     **{library: set() for library in ("onnxscript", "transformers", "tensorrt", "tensorrt_rtx")},
 }
 LIGHT_OF_OURS = {
-    "blockexport.models.did_you_mean",
+    "blockexport.models.wording",
     "blockexport.models.element_types",
     "blockexport.models.errors",
     "blockexport.models.exit_codes",

@@ -15,8 +15,8 @@ from blockexport.compare.checks.check_precision import precision
 from blockexport.compare.checks.check_slots import slots
 from blockexport.compare.checks.check_types_and_constants import constants, types
 from blockexport.compare.core.check import Check
-from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
+from blockexport.models.wording import did_you_mean
 
 ALL_CHECKS: tuple[Check, ...] = (
     prefill,

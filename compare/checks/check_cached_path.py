@@ -12,13 +12,14 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.judge_positions import judge_stretch, with_not_finite
 from blockexport.compare.core.position_plan import calls_of
+from blockexport.models.wording import plural
 
 CHUNKS = (1, 2, 3, 7, 16)  # tokens per call; the rest of the prompt is the last one
 
 
 def _judge(context: CheckContext, what: str, positions: Sequence[int]) -> Outcome:
     seen = context.observed(positions)
-    where = f"{what} ({len(seen)} position{'s' if len(seen) > 1 else ''})"
+    where = f"{what} ({plural(len(seen), 'position')})"
     floors = context.floors(context.eager_errors.select(seen))
     return judge_stretch(context, where, context.artifact_errors.select(seen), floors)
 
@@ -81,7 +82,7 @@ def spread(context: CheckContext) -> Outcome:
     artifact = context.walk(context.decoder, plan.spread_calls, positions, "artifact, spread")
     seen = artifact.errors.positions_P.tolist()
     slots, steps = plan.max_sequence_length, len(plan.spread_steps)
-    what = f"{steps} step{'s' if steps > 1 else ''} over {slots} slots, chunks between them ({len(seen)} positions)"
+    what = f"{plural(steps, 'step')} over {slots} slots, chunks between them ({len(seen)} positions)"
     floors = context.floors(context.eager_errors.select(seen))
     result = judge_stretch(context, what, artifact.errors, floors)
     if not artifact.not_finite:

@@ -13,6 +13,7 @@ from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import same_bits
 from blockexport.compare.core.slots import Mark, cache_tensors, mark_slots, unmarked
 from blockexport.models.errors import UsageError
+from blockexport.models.wording import plural
 from blockexport.runtime.decoder import Decoder
 
 MARK = Mark(1.0, 1.0)  # of the size of keys and values: here the call sees the marked slots
@@ -66,7 +67,7 @@ def _write_last(decoder: Decoder, inputs: torch.Tensor, last: int) -> list[str]:
 
 def _write_past(decoder: Decoder, inputs: torch.Tensor, start: int, last: int) -> list[str]:
     before, count = _last_slots(decoder), inputs.shape[1]
-    what = f"{count} token{'s' if count > 1 else ''} at position {start} of {last + 1} slots"
+    what = f"{plural(count, 'token')} at position {start} of {last + 1} slots"
     try:
         decoder.forward(inputs, torch.arange(start, start + count)[None])
     except UsageError:

@@ -14,6 +14,7 @@ from blockexport.compare.core.could_fail import doubts
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.noise import Floor, judge_by
+from blockexport.models.wording import listed
 
 _OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot hold the model, see `precision`"
 
@@ -75,9 +76,7 @@ def _praise(found: StretchFigures) -> str:
 
 
 def _some(positions: Sequence[int]) -> str:
-    shown = ", ".join(str(p) for p in positions[:3])
-    more = f" and {len(positions) - 3} more" if len(positions) > 3 else ""
-    return f"position{'s' if len(positions) > 1 else ''} {shown}{more}"
+    return f"position{'s' if len(positions) > 1 else ''} {listed([str(p) for p in positions])}"
 
 
 def extended(outcome: Outcome, kind: type[StretchFigures], **more: Any) -> Outcome:

@@ -10,6 +10,7 @@ import torch
 from blockexport.compare.core.passage import PASSAGE
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.wording import plural
 
 CHARACTERS_PER_TOKEN = 8
 CUT_WORD = 64  # ids at the end of a piece of text that may come from half a word
@@ -31,7 +32,7 @@ class Tokens:
         if different >= wanted:
             return ""
         return (
-            f"only {different} different token{'s' if different > 1 else ''} among the {count} judged ({self.origin}): "
+            f"only {plural(different, 'different token')} among the {count} judged ({self.origin}): "
             "where tokens are alike, a wrong mask, RoPE or cache hardly shows; judge on more varied ones"
         )
 

@@ -16,6 +16,7 @@ from blockexport.models.block.mlp import SwiGLU
 from blockexport.models.block.norm import RMSNorm
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.wording import listed
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
 """Values of rms_norm_eps in use."""
@@ -184,7 +185,7 @@ def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -
 
 def _ordered(mapping: tuple[int, ...]) -> Defect:
     wrong = [f"{i} uses those of {j}" for i, j in enumerate(mapping) if i != j]
-    told = ", ".join(wrong[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+    told = listed(wrong, 4)
     if len(set(mapping)) == len(mapping):
         name, cause = "layers_permuted", f"layers are in the wrong order: layer {told}"
     else:

@@ -20,6 +20,7 @@ from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
 from blockexport.models.progress import counted
+from blockexport.models.wording import listed
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -105,13 +106,12 @@ class Search:
     @property
     def within(self) -> str:
         """That nothing was found, and where that holds."""
-        starts = ", ".join(_span(call) for call in self.looked[:CALLS_NAMED])
-        more = f" and {len(self.looked) - CALLS_NAMED} more" if len(self.looked) > CALLS_NAMED else ""
+        starts = listed([_span(call) for call in self.looked], CALLS_NAMED)
         if len(self.looked) == self.calls:
             last = self.looked[-1].stop - 1
             which = f"in {'all ' if self.calls > 1 else ''}{_count(self.calls)}, up to position {last}"
         else:
-            which = f"in the calls looked into, {len(self.looked)} of {self.calls} (positions {starts}{more})"
+            which = f"in the calls looked into, {len(self.looked)} of {self.calls} (positions {starts})"
         if self.failed:
             return (
                 f"no single operation is at fault: each value inside the graph is within {SITE_FACTOR.value:g} times "

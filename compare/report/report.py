@@ -41,6 +41,7 @@ from blockexport.compare.report.report_explanation import explanation_json
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
+from blockexport.models.wording import plural
 from blockexport.runtime.backends import Arithmetic, backend_named
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Report:
         ran = [result.name for result in self.checks]
         equal = f"{self._what} equals {self._other} within the noise of its precision"
         if not self.left_out:
-            return f"{equal} ({len(ran)} check{'s' if len(ran) > 1 else ''})"
+            return f"{equal} ({plural(len(ran), 'check')})"
         names = f"{', '.join(ran[:-1])} and {ran[-1]}" if len(ran) > 1 else ran[0]
         only = f"only {names} of {len(ran) + len(self.skipped) + len(self.left_out)} checks ran"
         if any(result.check.kind is Kind.NUMERICAL for result in self.checks):

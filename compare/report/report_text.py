@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
+from blockexport.models import wording
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW = "\u202f"  # a narrow space at which no line breaks
@@ -50,9 +52,7 @@ def ratio(number: float) -> str:
     return f"{number:.2f}" if number < 10 else f"{number:,.1f}" if number < 100 else f"{number:,.0f}"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """A count with its noun."""
-    return f"{count:,}\u00a0{one if count == 1 else many or one + 's'}"
+plural = partial(wording.plural, space="\u00a0")
 
 
 def span(first: int, last: int) -> str:

@@ -15,8 +15,7 @@ from blockexport.export.output.hidden_names import LONGEST_SUFFIX
 from blockexport.export.output.ownership import is_bundle, strangers
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import require_utf8
-
-SHOWN = 3  # names in a message
+from blockexport.models.wording import listed
 
 
 def inputs_of(*named: str | Path | None) -> list[Path]:
@@ -141,9 +140,8 @@ def why_taken(place: Path, *, force: bool) -> str | None:
         return "already holds a bundle: use --force to replace it"
     others = strangers(place)
     if others:
-        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         return (
-            f"holds {', '.join(others[:SHOWN])}{more}, which the manifest of the bundle does not list, and --force "
+            f"holds {listed(others)}, which the manifest of the bundle does not list, and --force "
             "replaces the bundle's own files only: move that away, or name another folder"
         )
     return None

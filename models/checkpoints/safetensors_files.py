@@ -7,9 +7,9 @@ from pathlib import Path
 
 from blockexport.models.checkpoints.checkpoint import FileSlice, TensorEntry
 from blockexport.models.checkpoints.safetensors_header import read_header
-from blockexport.models.config.config_fields import listed
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import is_there, read_json
+from blockexport.models.wording import listed
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

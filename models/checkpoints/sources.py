@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.models.did_you_mean import did_you_mean
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import PRESETS
 from blockexport.models.regular_file import open_regular
+from blockexport.models.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
     from blockexport.models.checkpoints.hub import HubId

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
-from blockexport.models.config.config_fields import listed
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends
+from blockexport.models.wording import listed
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"

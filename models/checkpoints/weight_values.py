@@ -9,6 +9,7 @@ import torch
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.errors import UsageError
+from blockexport.models.wording import listed
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,10 @@ def check_no_overflow(losses: Sequence[TensorLoss], dtype: torch.dtype) -> None:
     if not lost:
         return
     limit = torch.finfo(dtype).max
-    shown = ", ".join(f"{loss.name} ({loss.overflowed} values, up to {loss.largest:.6g})" for loss in lost[:3])
-    more = f" and {len(lost) - 3} tensors more" if len(lost) > 3 else ""
+    shown = listed([f"{loss.name} ({loss.overflowed} values, up to {loss.largest:.6g})" for loss in lost])
     raise UsageError(
         f"{str(dtype).removeprefix('torch.')} ends at {limit:.6g}, and these weights would become infinite: "
-        f"{shown}{more}. {_wider(dtype, lost[0].largest)}"
+        f"{shown}. {_wider(dtype, lost[0].largest)}"
     )
 
 

@@ -7,7 +7,7 @@ what was expected, and the file. The keys asked for are remembered, so that the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,6 @@ from blockexport.models.strict_json import shown
 
 MAX_INTEGER = 2**31 - 1
 MAX_LAYERS = 10_000
-
-
-def listed(names: Sequence[str], limit: int = 3) -> str:
-    """The first names, and how many more there are."""
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _is_positive(value: Any) -> bool:

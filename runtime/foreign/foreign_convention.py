@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +31,7 @@ from blockexport.export.bundle.manifest import MANIFEST
 from blockexport.models import io_names
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.wording import listed
 from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.names import Names, name_roles
 
@@ -134,11 +135,13 @@ def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | No
         raise UsageError(
             f"{path} has no cache inputs such as {io_names.past_names(1)[0]}, so there are no decode steps to judge: "
             "export it with a cache (optimum: --task text-generation-with-past), or name them with --map "
-            f"'{roles.PAST_KEY}=NAME_{{i}}'. It takes {_some(found.inputs.values())}"
+            f"'{roles.PAST_KEY}=NAME_{{i}}'. It takes {listed(list(found.inputs.values()), 6)}"
         )
     for role in (io_names.LOGITS, *presents):
         if role not in given:
-            raise UsageError(f"{path} has no output {role}, by that or a known name: it gives {_some(outputs)}")
+            raise UsageError(
+                f"{path} has no output {role}, by that or a known name: it gives {listed(list(outputs), 6)}"
+            )
     takes_cache = any(role.startswith(io_names.PAST) for role in taken)
     shape = _cache_shape(taken, pasts, path) if takes_cache else _cache_shape(given, presents, path)
     ids, logits, present = sizes_of(taken[io_names.INPUT_IDS]), sizes_of(given[io_names.LOGITS]), given[presents[0]]
@@ -191,7 +194,7 @@ def _ports(taken: Values, odd: Sequence[onnx.ValueInfoProto], path: Path) -> dic
     if io_names.INPUT_IDS not in ports:
         raise UsageError(
             f"{path} is no decoder that takes tokens: it has no input {io_names.INPUT_IDS}, it takes "
-            f"{_some(value.name for value in taken.values())}. Name it with --map {io_names.INPUT_IDS}=NAME"
+            f"{listed([value.name for value in taken.values()], 6)}. Name it with --map {io_names.INPUT_IDS}=NAME"
         )
     return ports
 
@@ -255,8 +258,3 @@ def sizes_of(value: onnx.ValueInfoProto) -> Shape:
     dims = value.type.tensor_type.shape.dim
     sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
     return tuple(int(size) if isinstance(size, str) and size.isdecimal() else size for size in sizes)
-
-
-def _some(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")

@@ -1,0 +1,23 @@
+"""Words of messages that many modules need: counts, lists of names, and a hint at the name that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def plural(count: int, noun: str, space: str = " ") -> str:
+    """1 step, 16 steps."""
+    return f"{count:,}{space}{noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str], limit: int = 3) -> str:
+    """The first names, and how many more there are."""
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """` (did you mean ...?)` with the known name that is closest; empty where none is close."""
+    close = difflib.get_close_matches(given.lower(), list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
