@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -63,6 +64,11 @@ class Port:
     dtype: str
     shape: tuple[str | int, ...]
     aliases: str | None = None
+
+    @classmethod
+    def declared(cls, name: str, dtype: str, sizes: Iterable[object]) -> Port:
+        """An input or output as a file declares it, whose axes of no certain size have no names."""
+        return cls(name, dtype, tuple(size if isinstance(size, int) else "any" for size in sizes))
 
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} [{', '.join(map(str, self.shape))}])"

@@ -77,21 +77,13 @@ def _check_interface(path: Path, program: torch.export.ExportedProgram, manifest
         if len(names) != len(ports):
             raise UsageError(f"{path} has {len(names)} {kind}, and the manifest lists {len(ports)}. {_REMEDY}")
         for name, port in zip(names, ports, strict=True):
-            value = values[str(name)]
-            if not _fits(value, port):
-                shape = ", ".join("any" if size is None else str(size) for size in _fixed(value))
-                found = f"{str(value.dtype).removeprefix('torch.')} [{shape}]"
+            value = values[str(name)]  # whose axes of any size are of SymInts, and no ints
+            found = Port.declared(str(name), str(value.dtype).removeprefix("torch."), value.shape)
+            if not _fits(found, port):
                 raise UsageError(f"{path} has {found} among its {kind}, and the manifest lists {port}. {_REMEDY}")
 
 
-def _fits(value: torch.Tensor, port: Port) -> bool:
-    sizes = _fixed(value)
-    if str(value.dtype) != f"torch.{port.dtype}" or len(sizes) != len(port.shape):
+def _fits(found: Port, port: Port) -> bool:
+    if found.dtype != port.dtype or len(found.shape) != len(port.shape):
         return False
-    return all(have in (None, want) for have, want in zip(sizes, port.shape, strict=True))
-
-
-def _fixed(value: torch.Tensor) -> list[int | None]:
-    """The shape, with None for an axis of any size, which is a SymInt there and no int."""
-    sizes: list[object] = list(value.shape)
-    return [size if isinstance(size, int) else None for size in sizes]
+    return all(have in ("any", want) for have, want in zip(found.shape, port.shape, strict=True))

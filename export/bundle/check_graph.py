@@ -10,7 +10,7 @@ import onnx
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.onnx_file import read_onnx, require_file, require_weights
 from blockexport.export.bundle.rope_file import COS, SIN
-from blockexport.models import io_names
+from blockexport.models import io_names, wording
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
@@ -63,36 +63,21 @@ def _check_interface(path: Path, kind: str, values: Sequence[onnx.ValueInfoProto
     names, wanted = [value.name for value in values], [port.name for port in listed]
     if names != wanted:
         raise UsageError(
-            f"{path} is not the decoder that the manifest describes: its {kind} are {_some(names)}, and the manifest "
-            f"lists {_some(wanted)}. {remedy}"
+            f"{path} is not the decoder that the manifest describes: its {kind} are {wording.listed(names, 4)}, and "
+            f"the manifest lists {wording.listed(wanted, 4)}. {remedy}"
         )
     for value, port in zip(values, listed, strict=True):
-        found, expected = _declared(value), (port.dtype, _without_names(port.shape))
+        found, expected = _declared(value), Port.declared(port.name, port.dtype, port.shape)
         if found != expected:
             raise UsageError(
-                f"{path} is not the decoder that the manifest describes: {value.name} of its {kind} is "
-                f"{_shown(*found)}, and the manifest says {_shown(*expected)}. {remedy}"
+                f"{path} is not the decoder that the manifest describes: among its {kind} is {found}, and the manifest "
+                f"says {expected}. {remedy}"
             )
 
 
-def _declared(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | None, ...]]:
-    """Type and shape of an input or output; None is an axis of any size."""
+def _declared(value: onnx.ValueInfoProto) -> Port:
     tensor = value.type.tensor_type
     number = int(tensor.elem_type)
-    shape = tuple(int(dim.dim_value) if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
-    return BY_ONNX[number].name if number in BY_ONNX else f"ONNX type {number}", shape
-
-
-def _without_names(shape: Sequence[str | int]) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) else None for size in shape)
-
-
-def _shown(dtype: str, shape: Sequence[int | None]) -> str:
-    return f"{dtype} [{', '.join('any' if size is None else str(size) for size in shape)}]"
-
-
-def _some(names: Sequence[str]) -> str:
-    """The names, or the first few and how many there are."""
-    if len(names) <= 4:
-        return ", ".join(names) or "none"
-    return f"{', '.join(names[:4])} ... ({len(names)} in all)"
+    dtype = BY_ONNX[number].name if number in BY_ONNX else f"ONNX type {number}"
+    sizes = (dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+    return Port.declared(value.name, dtype, sizes)

@@ -62,8 +62,8 @@ def no_archive(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (other("headless"), "has float32 [any, any, 24] among its inputs, and the manifest lists input_ids (int64"),
-        (other("smaller"), "has float32 [any, any, 100] among its outputs, and the manifest lists logits"),
+        (other("headless"), "(float32 [any, any, 24]) among its inputs, and the manifest lists input_ids (int64"),
+        (other("smaller"), "(float32 [any, any, 100]) among its outputs, and the manifest lists logits"),
         (cut, "does not load"),
         (no_archive, "does not load"),
     ],

@@ -86,12 +86,12 @@ def shorter_rope(model: onnx.ModelProto) -> None:
     [
         (
             from_other("fp16"),
-            "past_key_values.0.key of its inputs is float16 [any, 2, 29, 10], and the manifest says f",
+            "among its inputs is past_key_values.0.key (float16 [any, 2, 29, 10]), and the manifest says past_key",
         ),
         (from_other("headless"), "its inputs are inputs_embeds, position_ids, "),
-        (from_other("layers"), "past_key_values.0.value ... (6 in all), and the manifest lists"),
+        (from_other("layers"), "past_key_values.0.value and 2 more, and the manifest lists"),
         (no_decoder, "its inputs are x, and the manifest lists input_ids, position_ids, "),
-        (graph(fixed_batch), "input_ids of its inputs is int64 [1, any], and the manifest says int64 [any, any]"),
+        (graph(fixed_batch), "is input_ids (int64 [1, any]), and the manifest says input_ids (int64 [any, any])"),
         (graph(lambda model: model.graph.output.pop()), "outputs are logits, present.0.key"),
         (graph(shorter_rope), "has 63 rows in its RoPE table cos, and the manifest says 64"),
         (empty, "is not a readable ONNX file (there is no graph in it)"),
