@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from blockexport.compare.core.defect import CACHE_KINDS, NOTHING_WRONG, Defect, LayerBlock
 from blockexport.compare.core.nudge import Nudge
+from blockexport.compare.core.weights_in_parts import make_block, project
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.rope import rope_table, rope_table_rows
@@ -22,8 +22,6 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
-
-VOCAB_BLOCK = 8192  # rows of the output projection converted at a time
 
 Past = tuple[torch.Tensor, torch.Tensor]
 """A layer's key and value caches, [1, K, M, H] each."""
@@ -60,18 +58,6 @@ class Case:
         if self.first_position:
             parts.append(f"from position {self.first_position} on")
         return ", ".join(parts)
-
-
-def make_block(
-    checkpoint: Checkpoint, layer: int, dtype: torch.dtype, kind: type[LayerBlock] = LayerBlock, weights_of: int = -1
-) -> LayerBlock:
-    """A layer of `kind` with its weights in `dtype`, or with those of another layer."""
-    with torch.device("meta"):
-        block = kind(checkpoint.config, layer)
-    prefix = f"model.layers.{layer if weights_of < 0 else weights_of}."
-    weights = {name: checkpoint.read(prefix + name).to(dtype) for name in block.state_dict()}
-    block.load_state_dict(weights, assign=True)
-    return block.requires_grad_(False).eval()
 
 
 def defective(block: LayerBlock, layer: int, defect: Defect, checkpoint: Checkpoint) -> LayerBlock:
@@ -252,13 +238,9 @@ class CachedPath:
         return Step(position_ids, position_ids[:, 0], mask, self._cos, self._sin)
 
     def _project(self, cases: Sequence[Case], normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        logits = [torch.empty(x_PD.shape[0], self.config.vocab_size, dtype=self.dtype) for x_PD in normed]
-        heads = [case.defect.output(self.config) for case in cases]
+        heads, logits = [case.defect.output(self.config) for case in cases], dict[int, torch.Tensor]()
         for name in sorted(set(heads)):
-            head_VD = self.checkpoint.read(name)
-            for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
-                rows = head_VD[start : start + VOCAB_BLOCK].to(self.dtype)
-                for x_PD, out, head in zip(normed, logits, heads, strict=True):
-                    if head == name:
-                        out[:, start : start + VOCAB_BLOCK] = F.linear(x_PD, rows)
-        return logits
+            of_head = [i for i, head in enumerate(heads) if head == name]
+            made = project(self.checkpoint.read(name), [normed[i] for i in of_head])
+            logits.update(zip(of_head, made, strict=True))
+        return [logits[i] for i in range(len(heads))]

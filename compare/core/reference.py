@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch.nn import functional as F
 
-from blockexport.compare.core.defect import final_norm, output_tensor
+from blockexport.compare.core.defect import LayerBlock, final_norm, output_tensor
 from blockexport.compare.core.nudge import Nudges
-from blockexport.models.block.block import Block
+from blockexport.compare.core.weights_in_parts import make_block, project, widened
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -25,7 +24,6 @@ from blockexport.models.progress import Progress, counted, silent
 
 QUERY_BLOCK = 128  # queries whose scores exist at a time: [N, 128, S] and never [N, S, S]
 TOKEN_BLOCK = 1024  # tokens in the MLP's wide middle at a time
-VOCAB_BLOCK = 8192  # rows of the output projection widened at a time
 
 
 _ENTERED = {
@@ -95,13 +93,13 @@ class Reference:
         cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
         for i in range(layers):
             progress(label, i, layers + 1)
-            block, window = self._block(i), self.config.window_of(i)
+            block = self._block(i)
             streams = [
-                [self._layer(block, x_TD if nudge is None else nudge(x_TD), window, cos, sin) for x_TD in run]
+                [self._layer(block, x_TD if nudge is None else nudge(x_TD), cos, sin) for x_TD in run]
                 for nudge, run in zip(nudges, streams, strict=True)
             ]
         progress(label, layers, layers + 1)
-        weight = self._read(FINAL_NORM)
+        weight = self._convert(self.checkpoint.read(FINAL_NORM))
         for run in streams:
             kept = [
                 x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(run, positions, strict=True)
@@ -126,7 +124,7 @@ class Reference:
                 x_TD = streams[run] if nudge is None else nudge(streams[run])
                 _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
                 found[run] += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
-                streams[run] = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
+                streams[run] = self._layer(block, x_TD, cos, sin)
         return found
 
     def values(self, ids_S: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -144,38 +142,27 @@ class Reference:
                 if not list(module.children()):
                     module.register_forward_hook(_note(found, name))
             with torch.inference_mode():
-                x_TD = self._layer(block, x_TD, self.config.window_of(i), cos, sin)
+                x_TD = self._layer(block, x_TD, cos, sin)
             yield from ((f"layer {i}, {name}", value) for name, value in found)
             yield f"layer {i}, the residual stream after it", x_TD
         with torch.inference_mode():
-            normed_TD = final_norm(x_TD, self._read(FINAL_NORM), self.config.rms_norm_eps)
+            normed_TD = final_norm(x_TD, self._convert(self.checkpoint.read(FINAL_NORM)), self.config.rms_norm_eps)
             yield "the final norm", normed_TD
             if not self.headless:
                 yield "the output head", self._project([normed_TD])[0]
 
     def _convert(self, weight: torch.Tensor) -> torch.Tensor:
-        rounded = weight if self.round_weights_to is None else weight.to(self.round_weights_to)
-        return rounded.to(self.dtype)
-
-    def _read(self, name: str) -> torch.Tensor:
-        return self._convert(self.checkpoint.read(name))
+        return widened(weight, self.dtype, self.round_weights_to)
 
     def _embed(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         table_VD = self.checkpoint.read(EMBEDDING)
         return [self._convert(table_VD[ids]) for ids in sequences]
 
-    def _block(self, layer: int) -> Block:
-        with torch.device("meta"):
-            block = Block(self.config, layer)
-        prefix = f"model.layers.{layer}."
-        weights = {name: self._read(prefix + name) for name in block.state_dict()}
-        block.load_state_dict(weights, assign=True)
-        return block.eval()
+    def _block(self, layer: int) -> LayerBlock:
+        return make_block(self.checkpoint, layer, self.dtype, rounded_to=self.round_weights_to)
 
-    def _layer(
-        self, block: Block, x_TD: torch.Tensor, window: int | None, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
-        length = x_TD.shape[0]
+    def _layer(self, block: LayerBlock, x_TD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        length, window = x_TD.shape[0], block.window
         positions_1S = torch.arange(length)[None]
         attention = block.self_attn
         q, k, v = attention.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
@@ -192,13 +179,7 @@ class Reference:
         return out_TD
 
     def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        head_VD = self.checkpoint.read(output_tensor(self.config))
-        logits = [torch.empty(x_TD.shape[0], head_VD.shape[0], dtype=self.dtype) for x_TD in normed]
-        for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
-            rows = self._convert(head_VD[start : start + VOCAB_BLOCK])
-            for x_TD, out in zip(normed, logits, strict=True):
-                out[:, start : start + VOCAB_BLOCK] = F.linear(x_TD, rows)
-        return logits
+        return project(self.checkpoint.read(output_tensor(self.config)), normed, self.round_weights_to)
 
 
 def _note(found: list[tuple[str, torch.Tensor]], name: str) -> Callable[..., None]:

@@ -17,11 +17,12 @@ import torch
 from torch.nn import functional as F
 
 from blockexport.compare.audits.sites_by_flow import SiteMap
-from blockexport.compare.core.cached_path import Past, make_block
+from blockexport.compare.core.cached_path import Past
 from blockexport.compare.core.defect import LayerBlock, final_norm, output_tensor
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
+from blockexport.compare.core.weights_in_parts import make_block
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
 from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from blockexport.compare.core.cached_path import CachedPath, Past, defective, make_block
+from blockexport.compare.core.cached_path import CachedPath, Past, defective
 from blockexport.compare.core.defect import Defect, LayerBlock
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudge, Nudges
+from blockexport.compare.core.weights_in_parts import make_block
 from blockexport.models.progress import counted
 
 Values = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

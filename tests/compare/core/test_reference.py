@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from blockexport.compare.core import reference
+from blockexport.compare.core import reference, weights_in_parts
 from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.interface import Ends
@@ -53,8 +53,8 @@ def test_equals_the_cached_path_in_float64(tiny: Checkpoint, eager: Callable[...
 def test_block_sizes_change_nothing(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     ids = ids_of(70)
     whole = reference_logits(tiny, ids, positions=[0, 11, 69])
-    for name in ("QUERY_BLOCK", "TOKEN_BLOCK", "VOCAB_BLOCK"):
-        monkeypatch.setattr(reference, name, block)
+    for module, name in ((reference, "QUERY_BLOCK"), (reference, "TOKEN_BLOCK"), (weights_in_parts, "VOCAB_BLOCK")):
+        monkeypatch.setattr(module, name, block)
     torch.testing.assert_close(reference_logits(tiny, ids, positions=[0, 11, 69]), whole, rtol=0, atol=1e-10)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from blockexport.compare.core.cached_path import CachedPath, Case, defective, make_block
+from blockexport.compare.core.cached_path import CachedPath, Case, defective
 from blockexport.compare.core.defect import NOTHING_WRONG, Defect, LayerBlock
+from blockexport.compare.core.weights_in_parts import make_block
 from blockexport.compare.explain.defects import catalogue
 from blockexport.compare.explain.defects_block import order_defects
 from blockexport.models.checkpoints.load_weights import load_model

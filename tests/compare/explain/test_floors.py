@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from blockexport.compare.audits.sites_by_flow import SiteMap
-from blockexport.compare.core.cached_path import Case, make_block
+from blockexport.compare.core.cached_path import Case
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import MORE_RUNS, RUNS, Nudge
+from blockexport.compare.core.weights_in_parts import make_block
 from blockexport.compare.explain.defects import catalogue
 from blockexport.compare.explain.diagnose import diagnose
 from blockexport.compare.explain.graph_values import Inside

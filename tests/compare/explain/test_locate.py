@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from blockexport.compare.audits.sites_by_name import map_sites
-from blockexport.compare.core.cached_path import CachedPath, make_block
+from blockexport.compare.core.cached_path import CachedPath
 from blockexport.compare.core.evidence import Evidence, gather
+from blockexport.compare.core.weights_in_parts import make_block
 from blockexport.compare.explain import locate as locating
 from blockexport.compare.explain.graph_values import SiteError
 from blockexport.compare.explain.locate import locate

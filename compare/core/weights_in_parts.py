@@ -1,0 +1,47 @@
+"""A model's weights as the judge computes with them: one layer's in memory at a time, and of the head some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from blockexport.compare.core.defect import LayerBlock
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+
+VOCAB_BLOCK = 8192  # rows of the output projection widened at a time
+
+
+def widened(weight: torch.Tensor, dtype: torch.dtype, rounded_to: torch.dtype | None = None) -> torch.Tensor:
+    """A weight in `dtype`, with the values that it has once rounded to another type."""
+    return (weight if rounded_to is None else weight.to(rounded_to)).to(dtype)
+
+
+def make_block(
+    checkpoint: Checkpoint,
+    layer: int,
+    dtype: torch.dtype,
+    *,
+    weights_of: int | None = None,
+    rounded_to: torch.dtype | None = None,
+) -> LayerBlock:
+    """A layer with its weights in `dtype`, or with those of another layer."""
+    with torch.device("meta"):
+        block = LayerBlock(checkpoint.config, layer)
+    prefix = f"model.layers.{layer if weights_of is None else weights_of}."
+    weights = {name: widened(checkpoint.read(prefix + name), dtype, rounded_to) for name in block.state_dict()}
+    block.load_state_dict(weights, assign=True)
+    return block.requires_grad_(False).eval()
+
+
+def project(
+    head_VD: torch.Tensor, normed: Sequence[torch.Tensor], rounded_to: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    """The logits [S, V] of several tensors [S, D], in their type."""
+    logits = [x_SD.new_empty(x_SD.shape[0], head_VD.shape[0]) for x_SD in normed]
+    for start in range(0, head_VD.shape[0], VOCAB_BLOCK):
+        rows_VD = widened(head_VD[start : start + VOCAB_BLOCK], normed[0].dtype, rounded_to)
+        for x_SD, out in zip(normed, logits, strict=True):
+            out[:, start : start + VOCAB_BLOCK] = F.linear(x_SD, rows_VD)
+    return logits
