@@ -15,11 +15,11 @@ from blockexport.compare.report.report_text import (
     full_stop,
     table_rows,
 )
+from blockexport.compare.report.report_values import facts
 
 
 def to_markdown(report: Report) -> str:
     """The report as a page of Markdown."""
-    artifact, tokens = report.artifact, report.tokens
     lines = [
         f"# {str(report.verdict).capitalize()}",
         "",
@@ -27,14 +27,7 @@ def to_markdown(report: Report) -> str:
         "",
         *_explanation(report),
         *(line for note in report.notes for line in (f"Note: {note}.", "")),
-        f"- Backend: {artifact.backend}; {artifact.arithmetic.note}.",
-        f"- Arithmetic is the target's: {'yes' if artifact.arithmetic.is_target else 'no'}.",
-        f"- Artifact: {artifact.model_type}, {artifact.precision}, {artifact.max_sequence_length} cache slots"
-        f"{', headless' if artifact.headless else ''}"
-        f"{', logits of the last position only' if artifact.last_logits_only else ''}.",
-        f"- Tokens: {tokens.count}, {tokens.origin}; a prefill of {tokens.prefill}, {tokens.decode} steps.",
-        "- Reference: eager PyTorch in float64 on the source's weights, whole sequence, no cache. Floor: eager "
-        "PyTorch's own error in the artifact's precision, along the same cached calls.",
+        *(f"- {name}: {fact}" for name, fact in facts(report)),
         "",
         f"| {' | '.join(HEADINGS)} |",
         f"|{'---|' * len(HEADINGS)}",
@@ -49,8 +42,7 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Limits", "", "What each rests on is in `report.json`, under `tolerances`.", ""]
     lines += ["| limit | value | of what |", "|---|---|---|"]
     lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in TABLE.values()]
-    lines += ["", "## Versions", "", *(f"- {name} {version}" for name, version in report.versions.items()), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def _cost(cost: QuantisingCost | None) -> list[str]:

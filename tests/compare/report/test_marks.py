@@ -271,8 +271,8 @@ def test_the_terminal_and_the_markdown_page_say_everything() -> None:
     assert "wider than the target" in said and "decode: decode says so" in said and "prefill: prefill" not in said
     page = to_markdown(everything())
     assert "- types: does not apply; no graph here." in page and "\nNote: a file was changed.\n" in page
-    assert "Arithmetic is the target's: no." in page and ", headless, logits of the last position only." in page
+    assert "; not that of the target\n" in page and "\n- Outputs: headless, logits of the last position only\n" in page
     assert "## First difference and likely cause" in page and "Ratios are against the floor" in page
     bare = replace(report_of([1.0], replace(result("types"), figures=None)), positions=None)
     assert "Ratios are against" not in to_markdown(bare) and "First difference" not in to_markdown(bare)
-    assert "Arithmetic is the target's: yes." in to_markdown(bare) and "headless" not in to_markdown(bare)
+    assert "; that of the target\n" in to_markdown(bare) and "headless" not in to_markdown(bare)
