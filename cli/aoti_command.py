@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blockexport.cli import console, options
 from blockexport.cli.judging import show
-from blockexport.cli.terminal_export import export, say_what_was_made
+from blockexport.cli.terminal_export import export
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.threads import use_threads
@@ -52,7 +52,6 @@ def aoti(
     require_compiler()  # not after the export
     use_threads(threads)
     made = export(model, output, compare=not no_compare, no_explain=no_explain, force=force, quiet=quiet)
-    say_what_was_made(made, quiet=quiet)
     return made.exit_code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
 
 

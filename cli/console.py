@@ -25,11 +25,6 @@ def stdout_console() -> Console:
     return _console(stderr=False)
 
 
-def stderr_console() -> Console:
-    """A console on stderr: messages and progress."""
-    return _console(stderr=True)
-
-
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
@@ -85,7 +80,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr_console(), transient=True) as bars:
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def listen(label: str, done: int, total: int) -> None:

@@ -53,9 +53,11 @@ def show(model: str, description: dict[str, Any]) -> None:
     out = console.stdout_console()
     out.print()
     from blockexport.models.config.model_config import ModelConfig
+    from blockexport.models.strict_json import read_record
 
-    config = ModelConfig.from_json(description["config"])
-    out.print(Text(f"  {model}", style="bold cyan"), Text(_headline(config, description["precision"]), style="dim"))
+    config = read_record(ModelConfig, description["config"], "config")
+    headline = f"{config.model_type}, {config.num_hidden_layers} blocks, in {description['precision']}"
+    out.print(Text(f"  {model}", style="bold cyan"), Text(headline, style="dim"))
     out.print()
     out.print(Padding(_dimensions(config), _INDENT))
     out.print()
@@ -66,10 +68,6 @@ def show(model: str, description: dict[str, Any]) -> None:
         out.print(Text(f"  {title}", style="bold"))
         out.print(Padding(_figures(lines), (0, 0, 0, 4)))
     out.print()
-
-
-def _headline(config: ModelConfig, precision: str) -> str:
-    return f"{config.model_type}, {config.num_hidden_layers} blocks, in {precision}"
 
 
 def _dimensions(config: ModelConfig) -> Table:

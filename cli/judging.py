@@ -28,7 +28,10 @@ def show(judgement: Judgement, *, no_explain: bool = False, as_json: bool = Fals
         console.say(f"{str(report.verdict).upper()}: {report.summary}", quiet=quiet)
     if not explains:
         return report
-    console.say(_doing(report), quiet=quiet)
+    doing = "looking inside the graph, value by value"
+    if report.exit_code is ExitCode.BAD:
+        doing = "looking for the place and the cause of the difference (--no-explain leaves this out)"
+    console.say(doing, quiet=quiet)
     try:
         with console.progress_bar(quiet=quiet) as progress:
             report = judgement.explained(progress)
@@ -40,10 +43,3 @@ def show(judgement: Judgement, *, no_explain: bool = False, as_json: bool = Fals
         before = () if quiet else ("",)
         console.stdout_console().print(*before, render_explanation(report.explanation), sep="\n")
     return report
-
-
-def _doing(report: Report) -> str:
-    """What is about to be done, which may take a while."""
-    if report.exit_code is not ExitCode.BAD:
-        return "looking inside the graph, value by value"
-    return "looking for the place and the cause of the difference (--no-explain leaves this out)"

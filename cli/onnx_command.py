@@ -9,7 +9,7 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.completion import models
-from blockexport.cli.terminal_export import export, say_what_was_made
+from blockexport.cli.terminal_export import export
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
@@ -89,6 +89,4 @@ def onnx(
         report = None if made.report is None else made.report.to_json()
         sealed = {"bundle": str(made.folder), "manifest": made.manifest.to_json()}
         console.print_json({**sealed, "report": report, "not_judged": made.not_judged})
-    else:
-        say_what_was_made(made, quiet=quiet)
     return made.exit_code

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def export(
     model: str, output: Path, *, no_explain: bool = False, quiet: bool = False, as_json: bool = False, **options: Any
 ) -> ExportedBundle:
-    """Export and judge a bundle, and show the verdict.
+    """Export and judge a bundle, show the verdict, and say where the bundle is and what it is worth.
 
     Args:
         model: what the user calls the checkpoint.
@@ -38,7 +38,7 @@ def export(
             stack.close()  # the bars go away before the verdict comes
             return show(judgement, no_explain=no_explain, as_json=as_json, quiet=quiet)
 
-        return export_bundle(
+        made = export_bundle(
             model,
             output,
             explain=explain,
@@ -46,10 +46,11 @@ def export(
             note=lambda line: console.say(f"note: {line}", quiet=quiet),
             **options,
         )
+    _say_what_was_made(made, quiet=quiet or as_json)
+    return made
 
 
-def say_what_was_made(made: ExportedBundle, *, quiet: bool = False) -> None:
-    """Say where the bundle is, and what it is worth."""
+def _say_what_was_made(made: ExportedBundle, *, quiet: bool) -> None:
     if made.exit_code is ExitCode.BAD:
         console.say(f"the bundle is bad and was not sealed; it is kept for inspection in {made.folder}")
         return

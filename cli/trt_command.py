@@ -11,7 +11,7 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.command_line import given_options
-from blockexport.cli.terminal_export import export, say_what_was_made
+from blockexport.cli.terminal_export import export
 from blockexport.cli.trt_summary import print_engine
 from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
@@ -201,7 +201,6 @@ def trt(
             quiet=quiet,
             as_json=as_json,
         )
-        say_what_was_made(made, quiet=quiet)
         code = made.exit_code
         if code is ExitCode.BAD:
             console.say("no engine was built, because the graph did not pass")

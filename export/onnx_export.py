@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,13 +16,7 @@ from blockexport.export.bundle.bundle import file_entries
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.genai_config import genai_config
 from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
-from blockexport.export.bundle.manifest import (
-    ONNX_FILE,
-    Manifest,
-    SourceRecord,
-    combined_digest,
-    tool_versions,
-)
+from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, SourceRecord, combined_digest
 from blockexport.export.bundle.rope_file import ROPE_FILE, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import build_model
@@ -41,6 +36,7 @@ from blockexport.models.quantisation import Quantisation
 from blockexport.models.quantised_matrix import CODES
 
 Note = Callable[[str], None]
+_TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")  # whose code shapes an artifact
 
 
 def export_onnx(
@@ -161,7 +157,7 @@ def _manifest(
         weights_digest=combined_digest(sha256 for _, sha256 in sorted(weights.files.items())),
         files=dict(sorted(files.items())),
         conversion=weights.report.to_json(),
-        tools=tool_versions(),
+        tools={name: version(name) for name in _TOOLS},
     )
 
 

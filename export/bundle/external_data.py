@@ -56,13 +56,9 @@ def _place(tensor: onnx.TensorProto, path: Path) -> ExternalPlace:
             f"{path} keeps the values of {tensor.name} in {location!r}, and that must be a file in its folder. {REMEDY}"
         )
     length = int(where["length"]) if "length" in where else None
-    return ExternalPlace(tensor.name, location, int(where.get("offset", 0)), length, _bytes_of(tensor))
-
-
-def _bytes_of(tensor: onnx.TensorProto) -> int | None:
-    """What a tensor's values take; None for strings and for types of a fraction of a byte."""
-    element = BY_ONNX.get(tensor.data_type)
-    return None if element is None else prod(tensor.dims) * element.itemsize
+    element = BY_ONNX.get(tensor.data_type)  # none for strings and for types of a fraction of a byte
+    needed = None if element is None else prod(tensor.dims) * element.itemsize
+    return ExternalPlace(tensor.name, location, int(where.get("offset", 0)), length, needed)
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -8,7 +8,6 @@ versions give the same bytes.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import re
 import shlex
@@ -44,7 +43,6 @@ _POSITIVE = (
     "rms_norm_eps",
     "rope_theta",
 )
-_TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,6 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The file."""
         return (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode()
-
-
-def tool_versions() -> dict[str, str]:
-    """Versions of the packages whose code shapes an artifact."""
-    return {name: importlib.metadata.version(name) for name in _TOOLS}
 
 
 def sha256_of(path: Path) -> str:

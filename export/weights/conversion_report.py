@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.weight_values import TensorLoss
+from blockexport.models.wording import listed
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class ConversionReport:
             )
         if self.twice:
             lines.append(
-                f"the checkpoint stores {_some(self.twice)} quantised in another way ({_kinds(self.twice.values())}), "
-                "which were dequantised and quantised a second time"
+                f"the checkpoint stores {listed(list(self.twice))} quantised in another way "
+                f"({_kinds(self.twice.values())}), which were dequantised and quantised a second time"
             )
         return lines
 
@@ -92,7 +93,9 @@ class ConversionReport:
             "source_types": list(self.source_types),
             "target_type": self.target_type,
             "cloned": self.cloned,
-            "flushed_to_zero": [_flushed(loss) for loss in self.losses],
+            "flushed_to_zero": [
+                {"tensor": loss.name, "count": loss.flushed, "largest": loss.largest_flushed} for loss in self.losses
+            ],
             **({"quantisation_errors": dict(self.quantisation_errors)} if self.quantisation_errors else {}),
             **({"taken_over": dict(self.taken_over)} if self.taken_over else {}),
         }
@@ -100,17 +103,6 @@ class ConversionReport:
 
 def _kinds(kinds: Iterable[str]) -> str:
     return ", ".join(f"{count} in {kind}" for kind, count in sorted(Counter(kinds).items()))
-
-
-def _some(names: Collection[str], shown: int = 3) -> str:
-    """The names, or the first of many."""
-    first = ", ".join(list(names)[:shown])
-    return first if len(names) <= shown else f"{first} and {len(names) - shown} other matrices"
-
-
-def _flushed(loss: TensorLoss) -> dict[str, Any]:
-    values = asdict(loss)
-    return {"tensor": values["name"], "count": values["flushed"], "largest": values["largest_flushed"]}
 
 
 def report_of(

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from blockexport.models.strict_json import read_record
-
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 RopeType = Literal["linear", "llama3", "freq_factors"]
@@ -72,10 +70,5 @@ class ModelConfig:
         return layer not in self.layers_without_rope
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON values, for the manifest. `from_json` reads it back."""
+        """The record as plain JSON values, for the manifest. `read_record` reads it back."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ModelConfig:
-        """The inverse of `to_json`; a key that is unknown or missing, or a value of another type, raises ValueError."""
-        return read_record(cls, data, "config")

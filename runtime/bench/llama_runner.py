@@ -8,7 +8,7 @@ from typing import Any
 import xllamacpp
 
 from blockexport.models.errors import NotJudgedError
-from blockexport.runtime.bench.bench_plan import BenchPlan, CaseSample, Side
+from blockexport.runtime.bench.bench_plan import CaseSample
 from blockexport.runtime.bench.meter import Meter, Reading
 from blockexport.runtime.bench.runner import Runner
 
@@ -20,9 +20,6 @@ class LlamaRunner(Runner):
     """
 
     _server: Any
-
-    def __init__(self, side: Side, plan: BenchPlan) -> None:
-        super().__init__(side, plan)
 
     @property
     def version(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,15 +85,12 @@ class Meter:
 def memory_of_this_process(status: Path = Path("/proc/self/status")) -> Memory:
     """As Linux tells it."""
     try:
-        found = dict(_kilobytes(status.read_text()))
+        text = status.read_text()
     except OSError:
-        found = {}
+        text = ""
+    lines = re.findall(r"^((?:Vm|Rss)\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    found = {name: int(count) * 1024 for name, count in lines}
     return Memory(found.get("VmRSS"), found.get("RssAnon"), found.get("VmHWM"))
-
-
-def _kilobytes(text: str) -> Iterator[tuple[str, int]]:
-    for name, count in re.findall(r"^((?:Vm|Rss)\w+):\s+(\d+) kB$", text, re.MULTILINE):
-        yield name, int(count) * 1024
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

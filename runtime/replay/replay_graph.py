@@ -44,9 +44,9 @@ class ReplayGraph:
         self._files: dict[Path, torch.Tensor] = {}
         self._packed: dict[str, tuple[int, ...]] = {}
         self._weights = {
-            str(name): self._weight(value.const_value)
+            str(name): self._mapped(tensor) if isinstance(tensor, ir.ExternalTensor) else _to_torch(tensor)
             for name, value in model.graph.initializers.items()
-            if value.const_value is not None
+            if (tensor := value.const_value) is not None
         }
         self._attributes = [_attributes(node) for node in self._nodes]
         self.inputs = [str(value.name) for value in model.graph.inputs]
@@ -95,11 +95,6 @@ class ReplayGraph:
     def _opened(self, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A value; numbers of 4 bits, which torch has no type for, are widened for the node that reads them."""
         return unpacked(values[name], self._packed[name]) if name in self._packed else values[name]
-
-    def _weight(self, tensor: ir.TensorProtocol) -> torch.Tensor:
-        if isinstance(tensor, ir.ExternalTensor):
-            return self._mapped(tensor)
-        return _to_torch(tensor)
 
     def _mapped(self, tensor: ir.ExternalTensor) -> torch.Tensor:
         """A view into the mapped file; nothing is read before it is used."""

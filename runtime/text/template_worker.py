@@ -9,7 +9,6 @@ and `{% generation %}` blocks, which are printed as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -67,8 +66,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    functions: dict[str, Callable[..., Any]] = {"raise_exception": _raise, "strftime_now": _strftime_now}
-    environment.globals.update(functions)
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
@@ -85,10 +84,6 @@ def _to_json(
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def test_one_code_that_is_another_is_found(made: Made, mixed: Source, tmp_path: 
 def test_other_blocks_are_quantised_again_and_the_note_says_so(mixed: Source, tmp_path: Path) -> None:
     report = _written(GgufCheckpoint(mixed.path), tmp_path, block_size=64).report
     assert not report.taken_over and len(report.quantisation_errors) == 23
-    assert "and 20 other matrices quantised in another way" in report.notes()[-1]
+    assert "and 20 more quantised in another way" in report.notes()[-1]
 
 
 def test_scales_that_bfloat16_would_round_are_refused(mixed: Source, tmp_path: Path) -> None:

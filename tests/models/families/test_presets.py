@@ -7,6 +7,7 @@ import pytest
 from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.families.every_family import PRESETS
+from blockexport.models.strict_json import read_record
 
 # What the models' pages and weight files state; a tied matrix once.
 PUBLISHED_SIZES = {
@@ -42,7 +43,7 @@ def test_every_dimension_of_tiny_is_different() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_survives_the_manifest(name: str) -> None:
     config = PRESETS[name].config
-    assert ModelConfig.from_json(config.to_json()) == config
+    assert read_record(ModelConfig, config.to_json(), "config") == config
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -16,6 +16,7 @@ from blockexport.models.block.rope import inverse_frequencies
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.config_hf import config_from_hf, read_hf_config
+from blockexport.models.strict_json import read_record
 from tests.support import shared_path
 
 DIMENSIONS: dict[str, Any] = {
@@ -131,7 +132,7 @@ def test_reads_the_trained_model_beside_the_repository() -> None:
     config = read_hf_config(shared_path("models/stories260K"))
     assert (config.hidden_size, config.intermediate_size, config.head_dim) == (64, 172, 8)
     assert config.tie_word_embeddings
-    assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert read_record(ModelConfig, json.loads(json.dumps(config.to_json())), "config") == config
 
 
 # Keys beside the plain ones, as the published files have them.

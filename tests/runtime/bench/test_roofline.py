@@ -8,6 +8,7 @@ import pytest
 
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.model_cost import inspect_model
+from blockexport.models.strict_json import read_record
 from blockexport.runtime.bench.bench_plan import BenchCase, Footprint
 from blockexport.runtime.bench.roofline import MachineSpeed, Work, prefill_work, step_work
 from tests.exported import EVERYTHING
@@ -50,7 +51,7 @@ def test_a_window_bounds_what_is_seen_and_not_what_is_written(context: int) -> N
 
 def test_a_step_is_what_inspect_counts_for_a_token() -> None:
     counted = inspect_model("tiny", tokens=9, precision="fp32")
-    config = ModelConfig.from_json(counted["config"])
+    config = read_record(ModelConfig, counted["config"], "config")
     work = step_work(Footprint(config, counted["weight_bytes"], 4), BenchCase(1, 8), 1)
     assert work.flops == counted["flops_per_token"]["weights"] + counted["flops_per_token"]["attention"]
     assert work.bytes == counted["weight_bytes"] + counted["cache_bytes"]["per_sequence"]
