@@ -9,20 +9,12 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console, options
-from blockexport.cli.completion import models
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 
 
 def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A folder with config.json, a .gguf file, a preset such as llama-3-8b, or a Hub id.",
-            autocompletion=models,
-        ),
-    ],
+    model: options.Model,
     tokens: Annotated[
         int | None,
         typer.Option("--tokens", "-T", min=1, help="Context length T to count for (default: 8192, or the model's)."),

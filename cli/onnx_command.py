@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console, options
-from blockexport.cli.completion import models
 from blockexport.cli.terminal_export import export
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
@@ -19,14 +18,7 @@ LOGITS = ("all", "last")
 
 
 def onnx(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Checkpoint folder, .gguf file, Hugging Face id, or preset name.",
-            autocompletion=models,
-        ),
-    ],
+    model: options.Model,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder to make.")],
     fp32: options.Fp32 = False,
     fp16: options.Fp16 = False,

@@ -28,6 +28,14 @@ def _slots(help: str) -> Any:
 
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Checkpoint folder, .gguf file, Hugging Face id, or preset name.",
+        autocompletion=models,
+    ),
+]
 ModelOrBundle = Annotated[
     str,
     typer.Argument(

@@ -39,16 +39,15 @@ class ForeignDecoder(Decoder):
         files: the graph that takes a cache, and the one for the prompt where there is one.
         config: of the checkpoint.
         slots: tokens that a row may hold.
-        threads: threads inside an operator; 0 takes as many as PyTorch has.
     """
 
     foreign: Foreign
     observer: Observer | None = None
     in_turn = False
 
-    def __init__(self, files: Sequence[ForeignFile], config: ModelConfig, slots: int, threads: int = 0) -> None:
+    def __init__(self, files: Sequence[ForeignFile], config: ModelConfig, slots: int) -> None:
         self.files = files
-        graphs = [ForeignGraph(file, config, threads) for file in files]
+        graphs = [ForeignGraph(file, config) for file in files]
         self.graph = next(graph for graph in graphs if graph.convention.cache is not Cache.NONE)
         self.first = next((graph for graph in graphs if graph is not self.graph), self.graph)
         self.convention = self.graph.convention

@@ -47,17 +47,16 @@ class ForeignGraph:
     Args:
         file: the file.
         config: of the checkpoint.
-        threads: threads inside an operator; 0 takes as many as PyTorch has.
 
     Raises:
         UsageError: it does not load, or its masks do not say which layers have a window.
         NotJudgedError: this ONNX Runtime lacks a kernel that it needs.
     """
 
-    def __init__(self, file: ForeignFile, config: ModelConfig, threads: int = 0) -> None:
+    def __init__(self, file: ForeignFile, config: ModelConfig) -> None:
         self.path, self.model, self.convention, self.config = file.path, file.model, file.convention, config
         self.watched = file.watched
-        options, model = session_options(threads), str(file.path)
+        options, model = session_options(), str(file.path)
         content = file.model.SerializeToString() if file.edited else model
         if file.edited:
             folder = str(file.path.parent)

@@ -56,7 +56,7 @@ def read_foreign(paths: Sequence[Path], mapped: Mapping[str, str] | None = None)
 
 
 def open_foreign(
-    files: Sequence[ForeignFile], config: ModelConfig, *, max_sequence_length: int | None = None, threads: int = 0
+    files: Sequence[ForeignFile], config: ModelConfig, *, max_sequence_length: int | None = None
 ) -> ForeignDecoder:
     """The decoder in another tool's ONNX files.
 
@@ -65,7 +65,6 @@ def open_foreign(
         config: of the checkpoint it is said to come from.
         max_sequence_length: how many tokens a row may hold; 512 or what the model was made for, if fewer. A file that
             fixes the number of its slots allows no other.
-        threads: threads inside an operator; 0 takes as many as PyTorch has.
 
     Raises:
         UsageError: the file is of another architecture than `config`, or ONNX Runtime does not load or run it.
@@ -87,6 +86,6 @@ def open_foreign(
             f"{slots} cache slots are more than the {config.max_position_embeddings} positions of the model: a foreign "
             "file's RoPE table ends there. Ask for at most as many"
         )
-    decoder = _DECODERS[files[0].convention.cache](files, config, slots, threads)
+    decoder = _DECODERS[files[0].convention.cache](files, config, slots)
     decoder.probe()
     return decoder

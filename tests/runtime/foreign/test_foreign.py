@@ -50,7 +50,7 @@ def files(foreign: ForeignExports) -> dict[str, Path]:
 
 def opened(path: Path, source: Path, slots: int = SLOTS) -> ForeignDecoder:
     config = open_checkpoint(str(source)).config
-    return open_foreign(read_foreign([path]), config, max_sequence_length=slots, threads=1)
+    return open_foreign(read_foreign([path]), config, max_sequence_length=slots)
 
 
 def eager(source: Path, slots: int = SLOTS) -> EagerDecoder:
@@ -321,4 +321,4 @@ def test_a_graph_that_does_not_run_is_refused(files: dict[str, Path], source: Pa
     path = changed(files["shared"], tmp_path / "odd.onnx", widen)
     config = replace(open_checkpoint(str(source)).config, num_attention_heads=12)
     with pytest.raises(UsageError, match=r"ONNX Runtime .* does not (load|run)"):
-        open_foreign(read_foreign([path]), config, threads=1)
+        open_foreign(read_foreign([path]), config)
