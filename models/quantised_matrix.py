@@ -8,7 +8,7 @@ https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 CODE_BITS = (4, 8)
 BLOCK_SIZES = (32, 64, 128)
 _PIECE = 1 << 22  # codes packed at a time
-CODES, SCALES = ".codes", ".scales"
-"""What the names of a matrix's parts end with, after its own name, in a bundle's files and graph."""
+CODES, SCALES, ZERO_POINTS, ORDER = ".codes", ".scales", ".zero_points", ".order"
+"""What the names of a matrix's parts end with, after its own name, in a bundle's files and graph. Matrices with the
+same order have one."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class QuantisationScheme:
         bits: of a code, 4 or 8. Codes are signed: -8..7, or -128..127.
         block_size: consecutive inputs of one output that share a scale: 32, 64 or 128. Where it does not divide K, the
             last block of each output is shorter.
+        zero_points: whether a block has a zero point, too, which TensorRT does not take. It is a code.
 
     Raises:
         ValueError: another number of bits, or another size.
@@ -36,6 +38,7 @@ class QuantisationScheme:
 
     bits: int
     block_size: int = 32
+    zero_points: bool = False
 
     def __post_init__(self) -> None:
         for what, value, known in (("bits", self.bits, CODE_BITS), ("block size", self.block_size, BLOCK_SIZES)):
@@ -58,8 +61,12 @@ class QuantisationScheme:
         return 22 if self.bits == 4 else 3
 
     def holds(self, other: QuantisationScheme) -> bool:
-        """Whether codes of `other` are codes of this scheme, too, with the scales that they have."""
-        return other.block_size == self.block_size and other.bits <= self.bits
+        """Whether codes of `other` are codes of this scheme, too, with the scales that they have.
+
+        A block of `other` may be several of this scheme, with the same scale.
+        """
+        fit = other.block_size % self.block_size == 0 and other.bits <= self.bits
+        return fit and (self.zero_points or not other.zero_points)
 
     def blocks(self, width: int) -> int:
         """How many scales an output of `width` inputs has."""
@@ -122,24 +129,38 @@ class QuantisedMatrix:
         return values_NK
 
     def packed(self, *, outputs_first: bool = False) -> Iterator[torch.Tensor]:
-        """The codes as ONNX stores them, uint8, flat, piece by piece: of 4 bits two a byte, the earlier one in its
-        lower half.
-
-        An odd number of codes leaves the upper half of the last byte zero.
+        """The codes as `packed_as_stored` has them, piece by piece.
 
         Args:
             outputs_first: in the order of [N, K], as the rows of an embedding are looked up.
         """
         codes = self.codes_KN.T if outputs_first else self.codes_KN
         rows = 2 * max(1, _PIECE // (2 * max(1, codes.shape[1])))  # an even number: no byte is of two pieces
-        return (_packed(part, self.scheme.bits) for part in codes.split(rows))
+        return (packed_as_stored(part, self.scheme.bits) for part in codes.split(rows))
+
+    def in_scheme(self, scheme: QuantisationScheme) -> QuantisedMatrix:
+        """The same matrix in a scheme that holds its own: with each block's scale for all blocks that it becomes."""
+        import torch
+
+        assert scheme.holds(self.scheme), f"{self.name} in {self.scheme} does not fit {scheme}"
+        blocks = torch.arange(scheme.blocks(self.codes_KN.shape[0])) * scheme.block_size // self.scheme.block_size
+        scales_GN, zero_points_GN = self.scales_GN[blocks], None
+        if self.zero_points_GN is not None:
+            zero_points_GN = self.zero_points_GN[blocks]
+        elif scheme.zero_points:
+            zero_points_GN = torch.zeros(scales_GN.shape, dtype=torch.int8)
+        return replace(self, scheme=scheme, scales_GN=scales_GN, zero_points_GN=zero_points_GN)
 
     def _spread(self, values_GN: torch.Tensor) -> torch.Tensor:
         """Each block's value at each of its rows: [K, N]."""
         return values_GN.repeat_interleave(self.scheme.block_size, dim=0)[: self.codes_KN.shape[0]]
 
 
-def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def packed_as_stored(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes int8 as ONNX stores them, uint8, flat: of 4 bits two a byte, the earlier one in its lower half.
+
+    An odd number of codes leaves the upper half of the last byte zero.
+    """
     import torch
 
     flat = codes.contiguous().view(-1).view(torch.uint8)

@@ -37,7 +37,8 @@ class TensorEntry:
     """One tensor of a checkpoint: its Hugging Face name, its safetensors type (`F32`, `F16`, `BF16`, `F64`), its shape,
     and where its bytes lie when they can be used as they are (None: they must be converted or made). `stored_name` and
     `stored_type` are the file's own where they differ: `blk.0.attn_q.weight`, `Q4_K`. `codes` is the scheme of a matrix
-    that the file has quantised in a bundle's way, and whose codes `Checkpoint.read_codes` gives."""
+    that the file has quantised in a bundle's way, and whose codes `Checkpoint.read_codes` gives; `order` is the digest
+    of their order of inputs (None: as they are)."""
 
     name: str
     dtype: str
@@ -46,6 +47,7 @@ class TensorEntry:
     stored_name: str | None = None
     stored_type: str | None = None
     codes: QuantisationScheme | None = None
+    order: str | None = None
 
     @property
     def size(self) -> int:

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
+from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.config_hf import read_hf_config
+from blockexport.models.formats.packing import read_packing
 from blockexport.models.regular_file import open_regular, read_json_object
 
 if TYPE_CHECKING:
     import torch
+
+    from blockexport.models.quantised_matrix import QuantisedMatrix
 
 _COMPARE_BYTES = 1 << 24
 
@@ -33,38 +37,58 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __init__(self, folder: Path, reference: str | None = None) -> None:
         self.folder = folder.absolute()
+        where = str(self.folder)
         self.config = read_hf_config(self.folder)
-        self.range_is_stated = "max_position_embeddings" in read_json_object(self.folder / "config.json", "")
+        content = read_json_object(self.folder / "config.json", "")
+        self.range_is_stated = "max_position_embeddings" in content
         stored, notes = stored_entries(self.folder)
-        spelled = in_hugging_face_names(stored, self.config, str(self.folder))
-        found = spelled.entries
-        self.notes = (*notes, *spelled.notes)
-        self.entries: Mapping[str, TensorEntry] = needed_entries(found, self.config, str(self.folder))
+        spelled = in_hugging_face_names(stored, self.config, where)
+        packing = read_packing(content, str(self.folder / "config.json"))
+        unpacked = Unpacked(spelled.entries, {})
+        if packing is not None:
+            unpacked = with_packed(spelled.entries, packing, expected_tensors(self.config), where)
+        found, self._packed = unpacked.entries, unpacked.matrices
+        self.notes = (*notes, *spelled.notes, *unpacked.notes)
+        self.entries: Mapping[str, TensorEntry] = needed_entries(found, self.config, where)
         if self.config.tie_word_embeddings and OUTPUT_HEAD in found:
             _check_tied_head(found[EMBEDDING], found[OUTPUT_HEAD])
-        files = sorted({entry.location.path for entry in self.entries.values() if entry.location})
+        parts = [entry for name, matrix in self._packed.items() if name in self.entries for entry in matrix.parts]
+        files = sorted({entry.location.path for entry in (*self.entries.values(), *parts) if entry.location})
         self.source = Source("safetensors", reference or str(self.folder), tuple(files))
 
     def read(self, name: str) -> torch.Tensor:
-        """See `Checkpoint.read`. The tensor maps the file's pages; nothing is copied."""
+        """See `Checkpoint.read`. The tensor maps the file's pages, and nothing is copied, unless it is packed."""
         from blockexport.models.checkpoints.mapped_tensor import tensor_of
 
         entry = self.entries[name]
+        if name in self._packed:
+            from blockexport.models.checkpoints.packed_values import values_of
+
+            return values_of(self._packed[name], str(self.folder))
         assert entry.location is not None
         return tensor_of(entry.location, entry.dtype, entry.shape)
 
     def strips(self, name: str) -> Iterator[torch.Tensor]:
-        """See `Checkpoint.strips`. The pages of a strip are given back with it."""
+        """See `Checkpoint.strips`. The pages of a strip are given back with it; a packed tensor is read as a whole."""
         from blockexport.models.checkpoints.mapped_tensor import strips_of
 
-        return strips_of(self.entries[name])
+        return super().strips(name) if name in self._packed else strips_of(self.entries[name])
+
+    def read_codes(self, name: str) -> QuantisedMatrix:
+        """See `Checkpoint.read_codes`."""
+        from blockexport.models.checkpoints.packed_codes import codes_of
+
+        scheme = self.entries[name].codes
+        assert scheme is not None, name
+        return codes_of(self._packed[name], scheme, str(self.folder))
 
 
 def _check_tied_head(embedding: TensorEntry, head: TensorEntry) -> None:
     """A head stored beside tied embeddings must be the same bytes, or config and weights contradict each other."""
     same = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
-    if same and embedding.location and head.location:
-        same = _same_bytes(embedding.location, head.location)
+    if same:  # packed ones are no bytes to compare
+        places = (embedding.location, head.location)
+        same = places[0] is not None and places[1] is not None and _same_bytes(places[0], places[1])
     if not same:
         raise UsageError(
             f"config.json says tie_word_embeddings: true, and {OUTPUT_HEAD} differs from {EMBEDDING}: "

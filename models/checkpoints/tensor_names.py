@@ -34,8 +34,11 @@ OTHER_LAYOUTS = {
         "these are parts of a LoRA adapter. Merge it into the model first (peft: merge_and_unload(), then "
         "save_pretrained(new_folder))"
     ),
-    re.compile(r"\.(qweight|qzeros|g_idx|weight_scale|weight_scale_inv|scales|biases|absmax|quant_map)$|\.absmax\."): (
-        "these belong to quantised weights. Take the unquantised checkpoint of this model, or a GGUF file of it"
+    re.compile(
+        r"\.(qweight|qzeros|g_idx|weight_(packed|scale|shape|scale_inv)|scales|biases|absmax|quant_map)$|\.absmax\."
+    ): (
+        "these belong to quantised weights. Packed ones are read where quantization_config in config.json says how "
+        "they are packed; otherwise take the unquantised checkpoint of this model, or a GGUF file of it"
     ),
     re.compile(r"(^|\.)(attention\.wq|feed_forward\.w1|tok_embeddings)\."): (
         "these are the names of Meta's and Mistral's own files, whose query and key rows have another order. Download "

@@ -18,6 +18,7 @@ from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.families.family import Family
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
 from blockexport.models.formats.config_rope import rope_from_hf
+from blockexport.models.formats.packing import KEY, read_packing
 from blockexport.models.regular_file import is_there, no_repeated_key, read_json_object
 from blockexport.models.strict_json import shown
 
@@ -127,6 +128,8 @@ def _biases(fields: RawFields, family: Family) -> tuple[bool, bool, bool]:
 def _refuse_the_rest(fields: RawFields, family: Family) -> None:
     """Let the harmless keys pass and name every other."""
     fields.used |= family.ignored.keys()
+    fields.used.add(KEY)
+    read_packing(fields.data, fields.where)  # of the checkpoint's tensors, and not of the architecture
     for key, (allowed, why) in NEUTRAL.items():
         if key not in family.ignored:
             fields.only(key, allowed, why)

@@ -57,7 +57,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "tie_encoder_decoder": ((False,), "only decoders can be exported"),
     "pruned_heads": (({}, None), "layers with heads of their own number are not implemented"),
     "per_layer_config": (({}, None), "layers with dimensions of their own are not implemented"),
-    "quantization_config": ((None,), _QUANTISED),
     "quantization": ((None,), _QUANTISED),
     "compression_config": ((None,), _QUANTISED),
     "auto_map": ((None,), "it names modelling code outside transformers, which may compute something else"),

@@ -236,7 +236,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
     ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "linear"]),
-    ("llama", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "unquantised"]),
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, ["quantization_config", "unquantised"]),
     ("llama", {"quantization": {"group_size": 64, "bits": 4}}, ["quantization", "unquantised"]),
     ("llama", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
     ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, ["partial_rotary", "0.25"]),
