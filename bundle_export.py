@@ -91,7 +91,8 @@ def export_bundle(
         last_logits_only: logits of each row's last position only.
         pt2: also write the `torch.export` program.
         quantize: `int4` or `int8`: quantise the matrices of the layers; None leaves all weights in the precision.
-        block_size: 32, 64 or 128 inputs that share a scale, with `quantize`; 32 by default.
+        block_size: 32, 64 or 128 inputs that share a scale, with `quantize`; by default those of a
+            checkpoint whose codes are taken over, and 32 otherwise.
         head: `int4`, `int8` or `float`, with `quantize`: the output head; int8 by default.
         embedding: `int8` or `float`, with `quantize`; int8 by default.
         compare: judge the file before it is sealed.
@@ -111,6 +112,7 @@ def export_bundle(
     from blockexport.export.output.place import bundle_place, inputs_of
     from blockexport.export.preflight import check_room
     from blockexport.models.checkpoints.sources import open_checkpoint
+    from blockexport.models.checkpoints.taken_schemes import suited
 
     ends = _ends(headless=headless, last_logits_only=last_logits_only)
     element = Precision.named(precision).element
@@ -121,6 +123,8 @@ def export_bundle(
     output, inputs = Path(output), inputs_of(model)
     bundle_place(output, inputs, force=force)  # before the model is read, or fetched
     checkpoint = open_checkpoint(str(model), seed=seed)
+    if quantisation is not None:
+        quantisation = suited(quantisation, checkpoint, block_size_asked=block_size is not None)
     slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)
     interface = Interface(checkpoint.config, element, slots, ends)
     numbers = check_room(checkpoint, interface, output, judged=compare, pt2=pt2, quantisation=quantisation)

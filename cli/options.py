@@ -85,7 +85,7 @@ BlockSize = Annotated[
     typer.Option(
         "--block-size",
         metavar="|".join(map(str, BLOCK_SIZES)),
-        help="With --quantize: inputs that share a scale. Default: 32.",
+        help="With --quantize: inputs that share a scale. Default: those of a quantised checkpoint, else 32.",
     ),
 ]
 Head = Annotated[str | None, choice("--head", tuple(HEADS), "With --quantize: the output head. Default: int8.")]

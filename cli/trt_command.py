@@ -228,11 +228,14 @@ def _check_quantisation(model: str, quantize: str | None, **details: Any) -> Non
     """Before anything is written: whether an engine can be built from a bundle that is quantised so."""
     from blockexport.bundle_export import asked_quantisation
     from blockexport.export.tensorrt.trt_network import check_quantisation
-    from blockexport.models.checkpoints.sources import open_config
+    from blockexport.models.checkpoints.sources import open_checkpoint
+    from blockexport.models.checkpoints.taken_schemes import suited
 
     quantisation = asked_quantisation(quantize, **details)
     if quantisation is not None:
-        check_quantisation(open_config(model), quantisation)
+        checkpoint = open_checkpoint(model)
+        asked = details["block_size"] is not None
+        check_quantisation(checkpoint.config, suited(quantisation, checkpoint, block_size_asked=asked))
 
 
 def _read_timing_cache(path: Path | None) -> bytes | None:

@@ -21,6 +21,7 @@ from blockexport.export.bundle.rope_file import ROPE_FILE, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
+from blockexport.export.weights.matrix_layout import layouts_of
 from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
 from blockexport.models.block.rope import rope_table_rows
@@ -33,7 +34,7 @@ from blockexport.models.formats.config_hf_write import config_to_hf
 from blockexport.models.interface import Interface, Port
 from blockexport.models.progress import Progress, silent
 from blockexport.models.quantisation import Quantisation
-from blockexport.models.quantised_matrix import CODES
+from blockexport.models.quantised_matrix import CODES, ZERO_POINTS
 
 Note = Callable[[str], None]
 _TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")  # whose code shapes an artifact
@@ -71,7 +72,9 @@ def export_onnx(
     with ThreadPoolExecutor(max_workers=1) as worker:
         written = worker.submit(write_weights, source, folder, interface.precision, names, quantisation, progress)
         write_rope_file(folder, config, rows)
-        model = build_model(interface, _external_tensors(folder, written), quantisation)
+        layouts = layouts_of(source, names, quantisation)
+        orders = {name: layout.order for name, layout in layouts.items() if layout.order is not None}
+        model = build_model(interface, _external_tensors(folder, written), quantisation, orders)
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
     others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)
@@ -92,9 +95,10 @@ def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable
     def tensor(name: str) -> ir.ExternalTensor:
         file, stored = rope.get(name) or weights()[name]
         kind, shape = BY_SAFETENSORS[stored.dtype].onnx, stored.shape
-        if name.endswith(CODES):
-            layout = written.result().layouts[name.removesuffix(CODES)]
-            kind, shape = layout.scheme.onnx, layout.shape
+        for part in (CODES, ZERO_POINTS):
+            if name.endswith(part):
+                layout = written.result().layouts[name.removesuffix(part)]
+                kind, shape = layout.scheme.onnx, layout.shape if part == CODES else layout.grid
         place = (file, stored.offset, stored.length)
         return ir.ExternalTensor(*place, ir.DataType(kind), shape=ir.Shape(shape), name=name, base_dir=folder)
 

@@ -36,7 +36,9 @@ def _stored_bytes(checkpoint: Checkpoint, interface: Interface, quantisation: Qu
         if scheme is None:
             total += prod(shape) * interface.element.itemsize
         else:
-            total += scheme.code_bytes(prod(shape)) + SCALE_BYTES * shape[0] * scheme.blocks(shape[1])
+            blocks = shape[0] * scheme.blocks(shape[1])
+            total += scheme.code_bytes(prod(shape)) + SCALE_BYTES * blocks
+            total += scheme.code_bytes(blocks) if scheme.zero_points else 0
     return total
 
 

@@ -46,12 +46,16 @@ class StoredMatrix:
         scales: the initializer that its scales are read from.
         axis: along which a block lies.
         block: codes that share a scale.
+        zero_points: the initializer of what is taken from the codes of a block, where there is one.
+        order: the initializer of the input that each code along K is multiplied by, where that is not its own place.
     """
 
     codes: onnx.TensorProto
     scales: onnx.TensorProto
     axis: int
     block: int
+    zero_points: onnx.TensorProto | None = None
+    order: onnx.TensorProto | None = None
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -106,13 +110,28 @@ class StoredCheckpoint(Checkpoint):
         return dims if self.matrices[name].axis == 1 else dims[::-1]
 
     def grid(self, name: str) -> tuple[Floats, Floats]:
-        """Codes of a quantised tensor, and the scale of each, [N, K]; their product is the tensor."""
+        """Codes of a quantised tensor less their zero points, and the scale of each; their product is the tensor.
+
+        Both are [N, K], with the inputs in their own order.
+        """
         matrix = self.matrices[name]
-        codes, scales = (self._values(tensor) for tensor in (matrix.codes, matrix.scales))
-        if matrix.axis == 0:
-            codes, scales = codes.T, scales.T
-        spread = np.repeat(scales, matrix.block, axis=1)[:, : codes.shape[1]]
+        codes, scales = self._by_rows(matrix, matrix.codes), self._by_rows(matrix, matrix.scales)
+        width = codes.shape[1]
+        spread = np.repeat(scales, matrix.block, axis=1)[:, :width]
+        if matrix.zero_points is not None:
+            codes = codes - np.repeat(self._by_rows(matrix, matrix.zero_points), matrix.block, axis=1)[:, :width]
+        if matrix.order is not None and self.is_whole_order(name):
+            back = np.argsort(self._values(matrix.order))
+            codes, spread = codes[:, back], spread[:, back]
         return np.ascontiguousarray(codes), np.ascontiguousarray(spread)
+
+    def is_whole_order(self, name: str) -> bool:
+        """Whether the inputs of a matrix come in an order that has each of them once."""
+        order = self.matrices[name].order
+        return order is None or np.array_equal(np.sort(self._values(order)), np.arange(self.shape(name)[1]))
+
+    def _by_rows(self, matrix: StoredMatrix, tensor: onnx.TensorProto) -> Floats:
+        return self._values(tensor).T if matrix.axis == 0 else self._values(tensor)
 
     def _fits(self, name: str) -> bool:
         return name in self.matrices and self.shape(name) == self.original.entries[name].shape
@@ -139,10 +158,13 @@ def _misplaced(checkpoint: StoredCheckpoint, name: str) -> str | None:
     matrix = checkpoint.matrices[name]
     if checkpoint.shape(name) != shape:
         return f"is {list(checkpoint.shape(name))} and not {list(shape)}"
-    if (matrix.block, matrix.codes.data_type) != (scheme.block_size, scheme.onnx):
+    form = (matrix.block, matrix.codes.data_type, matrix.zero_points is not None)
+    if form != (scheme.block_size, scheme.onnx, scheme.zero_points):
         kind = onnx.TensorProto.DataType.Name(matrix.codes.data_type)
-        wanted_form = f"INT{scheme.bits} in blocks of {scheme.block_size}"
-        return f"has {kind} codes in blocks of {matrix.block}, and the manifest says {wanted_form}"
+        has = _form(kind, matrix.block, matrix.zero_points is not None)
+        return f"has {has}, and the manifest says {_form(f'INT{scheme.bits}', scheme.block_size, scheme.zero_points)}"
+    if not checkpoint.is_whole_order(name):
+        return "takes its inputs in an order that has some twice, or none, or others"
     codes, scales = checkpoint.grid(name)
     wanted = checkpoint.original.read(name)
     same = checkpoint.is_taken_over(name)
@@ -156,6 +178,10 @@ def _misplaced(checkpoint: StoredCheckpoint, name: str) -> str | None:
         if said is not None:
             return said
     return None
+
+
+def _form(kind: str, block: int, zero_points: bool) -> str:
+    return f"{kind} codes in blocks of {block}{' with zero points' if zero_points else ''}"
 
 
 def _other_values(wanted: Floats, codes: Floats, scales: Floats, start: int) -> str | None:
@@ -218,16 +244,21 @@ def _matrices(model: onnx.ModelProto) -> dict[str, StoredMatrix]:
             name = makers[name].input[0]
         return tensors[name]
 
+    readers = {value: node for node in model.graph.node for value in node.input}
     found: dict[str, StoredMatrix] = {}
     for node in model.graph.node:
         if node.op_type != "DequantizeLinear":
             continue
-        codes, scales = behind(node.input[0]), behind(node.input[1])
+        codes, scales, *zeros = (behind(name) for name in node.input)
         numbers: dict[str, Any] = {item.name: item.i for item in node.attribute}
-        if len(node.input) > 2 or codes.data_type not in _ENDS or len(codes.dims) != 2 or not numbers.get("block_size"):
+        if codes.data_type not in _ENDS or len(codes.dims) != 2 or not numbers.get("block_size"):
             raise NotJudgedError(f"{node.name} dequantises in a form that blockexport does not write")
         name = codes.name.removesuffix(_CODES)
         # What is looked up by rows has an axis more in front, or two.
         axis = int(numbers["axis"]) if name != EMBEDDING else 1
-        found[name] = StoredMatrix(codes, scales, axis, int(numbers["block_size"]))
+        product = readers.get(node.output[0])
+        gathered = makers.get(product.input[0]) if product is not None and product.op_type == "Gemm" else None
+        order = None if gathered is None or gathered.op_type != "Gather" else tensors.get(gathered.input[1])
+        zero_points = zeros[0] if zeros else None
+        found[name] = StoredMatrix(codes, scales, axis, int(numbers["block_size"]), zero_points, order)
     return found

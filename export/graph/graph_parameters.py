@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from blockexport.export.graph.graph_builder import GraphBuilder
 from blockexport.models.quantisation import Quantisation
-from blockexport.models.quantised_matrix import CODES, SCALES, QuantisationScheme
+from blockexport.models.quantised_matrix import CODES, ORDER, SCALES, ZERO_POINTS, QuantisationScheme
 
 TensorSource = Callable[[str], ir.TensorProtocol]
 """Gives the tensor behind a parameter's name, usually an ExternalTensor that points into a weights file."""
+
+
+@dataclass(frozen=True)
+class QuantisedParameter:
+    """The initializers of a quantised matrix.
+
+    Attributes:
+        codes: of its values.
+        scales: of its blocks.
+        zero_points: of its blocks, where it has any.
+        order: which input each row of the codes is multiplied by, where that is not the row's own number.
+        scheme: of its codes.
+    """
+
+    codes: ir.Value
+    scales: ir.Value
+    zero_points: ir.Value | None
+    order: ir.Value | None
+    scheme: QuantisationScheme
 
 
 class GraphParameters:
@@ -21,29 +41,43 @@ class GraphParameters:
         builder: the graph that they enter when they are first asked for.
         tensor: gives the tensor behind a name: of a parameter, or of the codes or scales of one.
         quantisation: which are quantised.
+        orders: of the matrices whose inputs come in another order, the matrix under whose name that order is.
         prefix: what stands before the names, such as `model.layers.3.`.
     """
 
     def __init__(
-        self, builder: GraphBuilder, tensor: TensorSource, quantisation: Quantisation | None = None, prefix: str = ""
+        self,
+        builder: GraphBuilder,
+        tensor: TensorSource,
+        quantisation: Quantisation | None = None,
+        orders: Mapping[str, str] | None = None,
+        prefix: str = "",
     ) -> None:
         self._builder, self._tensor, self._quantisation, self._prefix = builder, tensor, quantisation, prefix
+        self._orders = orders or {}
 
     def under(self, prefix: str) -> GraphParameters:
         """Those whose names begin with `prefix`, without it."""
-        return GraphParameters(self._builder, self._tensor, self._quantisation, self._prefix + prefix)
+        return GraphParameters(self._builder, self._tensor, self._quantisation, self._orders, self._prefix + prefix)
 
     def value(self, name: str) -> ir.Value:
         """The initializer of a parameter that is not quantised."""
         return self._initializer(self._prefix + name)
 
-    def scheme(self, name: str) -> QuantisationScheme | None:
-        """How a parameter is quantised; None where it is not."""
-        return None if self._quantisation is None else self._quantisation.scheme_of(self._prefix + name)
-
-    def codes_and_scales(self, name: str) -> tuple[ir.Value, ir.Value]:
-        """The initializers of a quantised parameter."""
-        return self._initializer(f"{self._prefix}{name}{CODES}"), self._initializer(f"{self._prefix}{name}{SCALES}")
+    def quantised(self, name: str) -> QuantisedParameter | None:
+        """The initializers of a quantised parameter; None where it is not quantised."""
+        full = self._prefix + name
+        scheme = None if self._quantisation is None else self._quantisation.scheme_of(full)
+        if scheme is None:
+            return None
+        order = self._orders.get(full)
+        return QuantisedParameter(
+            self._initializer(f"{full}{CODES}"),
+            self._initializer(f"{full}{SCALES}"),
+            self._initializer(f"{full}{ZERO_POINTS}") if scheme.zero_points else None,
+            None if order is None else self._initializer(f"{order}{ORDER}"),
+            scheme,
+        )
 
     def _initializer(self, name: str) -> ir.Value:
         return self._builder.initializer(self._tensor(name), name)

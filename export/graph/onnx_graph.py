@@ -6,6 +6,7 @@ outputs do, and `declare_max_sequence_length` can change those afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -19,7 +20,12 @@ from blockexport.models.interface import Interface, Port
 from blockexport.models.quantisation import Quantisation
 
 
-def build_model(interface: Interface, tensor: TensorSource, quantisation: Quantisation | None = None) -> ir.Model:
+def build_model(
+    interface: Interface,
+    tensor: TensorSource,
+    quantisation: Quantisation | None = None,
+    orders: Mapping[str, str] | None = None,
+) -> ir.Model:
     """The ONNX model.
 
     Args:
@@ -27,11 +33,12 @@ def build_model(interface: Interface, tensor: TensorSource, quantisation: Quanti
         tensor: asked for every parameter, codes and scales instead where it is quantised, and for the RoPE tables
             `cos` and `sin`.
         quantisation: which matrices are quantised.
+        orders: see `GraphParameters`.
     """
     if quantisation is not None:
         interface = replace(interface, config=quantisation.stored_config(interface.config))
     builder = GraphBuilder([_value(port) for port in interface.inputs])
-    parameters = GraphParameters(builder, tensor, quantisation)
+    parameters = GraphParameters(builder, tensor, quantisation, orders)
     outputs = _stamp_all(interface, trace_parts(interface), builder, parameters)
     graph = ir.Graph(
         builder.inputs,

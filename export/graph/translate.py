@@ -14,10 +14,9 @@ import onnx_ir as ir
 import torch
 
 from blockexport.export.graph.graph_builder import GraphBuilder
-from blockexport.export.graph.graph_parameters import GraphParameters
+from blockexport.export.graph.graph_parameters import GraphParameters, QuantisedParameter
 from blockexport.export.graph.trace import Fragment
 from blockexport.models.element_types import element_of
-from blockexport.models.quantised_matrix import QuantisationScheme
 
 aten = torch.ops.aten
 _WHOLE_AXIS = 2**63 - 1
@@ -74,11 +73,9 @@ class Stamp:
             self._values[node.name] = self.parameters.value(self.fragment.parameters[node.name])
         return self._values[node.name]
 
-    def quantised(self, node: Any) -> tuple[ir.Value, ir.Value, QuantisationScheme] | None:
-        """Codes, scales and scheme of a parameter; None where the graph has it as it is."""
-        name = self.fragment.parameters[node.name]
-        scheme = self.parameters.scheme(name)
-        return None if scheme is None else (*self.parameters.codes_and_scales(name), scheme)
+    def quantised(self, node: Any) -> QuantisedParameter | None:
+        """Codes and scales of a parameter; None where the graph has it as it is."""
+        return self.parameters.quantised(self.fragment.parameters[node.name])
 
     def emit(
         self, node: torch.fx.Node, op_type: str, inputs: Sequence[ir.Value | None], suffix: str = "", **attributes: Any
@@ -127,10 +124,16 @@ def _linear(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
         return stamp.emit(node, "Gemm", [stamp.value(arg) for arg in _args(node)], transB=1)
     # Quantised they are [in, out]: ONNX Runtime multiplies by the codes only in this form, and dequantises the whole
     # matrix at every call in the other.
-    codes, scales, scheme = matrix
-    scales = _in_own_type(stamp, node, scales, scales.dtype, ".scales")
-    weight_KN = stamp.emit(node, "DequantizeLinear", [codes, scales], ".weight", axis=0, block_size=scheme.block_size)
-    return stamp.emit(node, "Gemm", [stamp.value(x), weight_KN, *map(stamp.value, bias)], transB=0)
+    scales = _in_own_type(stamp, node, matrix.scales, matrix.scales.dtype, ".scales")
+    grid = [matrix.codes, scales] if matrix.zero_points is None else [matrix.codes, scales, matrix.zero_points]
+    block_size = matrix.scheme.block_size
+    weight_KN = stamp.emit(node, "DequantizeLinear", grid, ".weight", axis=0, block_size=block_size)
+    inputs = stamp.value(x)
+    if matrix.order is not None:
+        # The activations are put in the order of the codes, whose blocks would fall apart in any other. Matrices with
+        # one order and one input, such as q, k and v, share the node.
+        inputs = stamp.emit(node, "Gather", [inputs, matrix.order], ".inputs", axis=x.meta["val"].ndim - 1)
+    return stamp.emit(node, "Gemm", [inputs, weight_KN, *map(stamp.value, bias)], transB=0)
 
 
 def _in_own_type(
@@ -158,12 +161,12 @@ def _embedding(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
         return stamp.emit(node, "Gather", [stamp.value(table), stamp.value(ids)], axis=0)
     # Rows are looked up before they are dequantised: the other way round, ONNX Runtime dequantises the whole table at
     # every call.
-    codes, scales, scheme = matrix
-    rows = stamp.emit(node, "Gather", [codes, stamp.value(ids)], ".codes", axis=0)
-    steps = stamp.emit(node, "Gather", [scales, stamp.value(ids)], ".scales", axis=0)
-    steps = _in_own_type(stamp, node, steps, scales.dtype, ".scales.widened")
+    assert matrix.zero_points is None and matrix.order is None, "no embedding has them"
+    rows = stamp.emit(node, "Gather", [matrix.codes, stamp.value(ids)], ".codes", axis=0)
+    steps = stamp.emit(node, "Gather", [matrix.scales, stamp.value(ids)], ".scales", axis=0)
+    steps = _in_own_type(stamp, node, steps, matrix.scales.dtype, ".scales.widened")
     last = node.meta["val"].ndim - 1
-    return stamp.emit(node, "DequantizeLinear", [rows, steps], axis=last, block_size=scheme.block_size)
+    return stamp.emit(node, "DequantizeLinear", [rows, steps], axis=last, block_size=matrix.scheme.block_size)
 
 
 @_translates(torch.ops.blockexport.cache_write.default)

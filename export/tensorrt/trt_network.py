@@ -75,12 +75,19 @@ def check_quantisation(config: ModelConfig, quantisation: Quantisation) -> None:
     """Refuse to quantise a model in a way that no engine can be built from, before its bundle is made.
 
     Raises:
-        UsageError: a quantised embedding, or blocks that do not divide the inputs of a matrix, with those that do.
+        UsageError: a quantised embedding, zero points, or blocks that do not divide the inputs of a matrix, with those
+            that do.
     """
     if quantisation.embedding is not None:
         raise UsageError(
             f"--embedding int{quantisation.embedding.bits}: TensorRT takes no codes that are looked up. For an engine "
             "the embedding is left in its precision: leave the option out, or choose float"
+        )
+    if quantisation.layers.zero_points or (quantisation.head is not None and quantisation.head.zero_points):
+        raise UsageError(
+            "the checkpoint's codes have zero points (as AWQ's have, and GPTQ's with sym: false), and TensorRT takes "
+            "symmetric codes alone: leave out --quantize, so that they are dequantised, or run the bundle of "
+            "`blockexport onnx` in ONNX Runtime"
         )
     block = quantisation.layers.block_size
     widths: dict[int, str] = {}

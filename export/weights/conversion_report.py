@@ -28,6 +28,7 @@ class ConversionReport:
         quantisation_errors: of each matrix that was quantised, the rms of what its values lost over their own rms.
         taken_over: the checkpoint's kind of each matrix whose codes are in the bundle as they are.
         twice: the checkpoint's kind of each matrix that was quantised there otherwise than it is here.
+        could_be_taken_over: by bits, how many matrices have codes that a quantised bundle could have as they are.
     """
 
     source_types: tuple[str, ...]
@@ -40,6 +41,7 @@ class ConversionReport:
     quantisation_errors: Mapping[str, float] = field(default_factory=dict)
     taken_over: Mapping[str, str] = field(default_factory=dict)
     twice: Mapping[str, str] = field(default_factory=dict)
+    could_be_taken_over: Mapping[int, int] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Lines for the user; empty when nothing was lost and nothing grew."""
@@ -73,8 +75,14 @@ class ConversionReport:
         kinds = _kinds(Counter(self.dequantised).elements())
         return [
             f"the checkpoint stores weights quantised ({kinds}; {self.source_bytes / 1e6:.1f} MB) and the bundle "
-            f"has all of them in {self.target_type}, {self.target_bytes / 1e6:.1f} MB{halved}"
+            f"has all of them in {self.target_type}, {self.target_bytes / 1e6:.1f} MB{halved}{self._as_they_are()}"
         ]
+
+    def _as_they_are(self) -> str:
+        if not self.could_be_taken_over:
+            return ""
+        bits, count = max(self.could_be_taken_over), sum(self.could_be_taken_over.values())
+        return f"; --quantize int{bits} takes {count} of them over as they are"
 
     def _flushes(self) -> list[str]:
         if not self.losses:
@@ -129,4 +137,5 @@ def report_of(
         quantisation_errors=errors,
         taken_over={name: kind for name, kind in kinds.items() if name in taken_over},
         twice={name: kind for name, kind in kinds.items() if name in errors},
+        could_be_taken_over=Counter(entry.codes.bits for entry in kept if entry.codes is not None),
     )

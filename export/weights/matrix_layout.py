@@ -1,11 +1,12 @@
 """How quantised matrices lie in the weights file of a bundle, written one by one after what stays in floating point.
 
-First the scales and then the codes of each. Codes of 4 bits are packed two a byte under the type U8, since safetensors
-has none so small; the graph says what they are. Where sizes are multiples of 64, as those of real models are, each
-tensor begins at such a multiple, too.
+First the order of inputs, where there is one, then the scales, the zero points and the codes of each. Codes of 4 bits
+are packed two a byte under the type U8, since safetensors has none so small; the graph says what they are. Where sizes
+are multiples of 64, as those of real models are, each tensor begins at such a multiple, too.
 
 A matrix that the checkpoint has in such codes already is taken over code by code: it is not rounded to other scales.
 A head that is tied to the embedding has its codes, in another order, where both are quantised alike.
+Matrices that were quantised in one order of inputs, as those of q, k and v are, have one tensor for it.
 """
 
 from __future__ import annotations
@@ -25,17 +26,36 @@ from blockexport.models.element_types import element_of
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import Quantisation, scale_dtype
-from blockexport.models.quantised_matrix import CODES, SCALES, QuantisationScheme, QuantisedMatrix
+from blockexport.models.quantised_matrix import (
+    CODES,
+    ORDER,
+    SCALES,
+    ZERO_POINTS,
+    QuantisationScheme,
+    QuantisedMatrix,
+    packed_as_stored,
+)
 
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """How a matrix lies in the file: [K, N] as a product reads it, or [N, K], where rows are looked up."""
+    """How a matrix lies in the file: [K, N] as a product reads it, or [N, K], where rows are looked up.
+
+    Attributes:
+        name: of the matrix.
+        scheme: of its codes.
+        outputs: N.
+        width: K.
+        taken_over: whether its codes are the checkpoint's.
+        order: the matrix under whose name the order of its inputs is in the file; None where they are as they are.
+    """
 
     name: str
     scheme: QuantisationScheme
     outputs: int
     width: int
+    taken_over: bool = False
+    order: str | None = None
 
     @property
     def by_rows(self) -> bool:
@@ -47,26 +67,43 @@ class MatrixLayout:
         """Of the codes in the graph."""
         return (self.outputs, self.width) if self.by_rows else (self.width, self.outputs)
 
-    def entries(self, scales: torch.dtype) -> tuple[TensorEntry, TensorEntry]:
-        """Of the scales and of the codes."""
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Shape of the scales and zero points."""
         blocks = self.scheme.blocks(self.width)
-        grid = (self.outputs, blocks) if self.by_rows else (blocks, self.outputs)
-        packed = (self.scheme.code_bytes(self.outputs * self.width),)
-        kind, shape = ("I8", self.shape) if self.scheme.bits == 8 else ("U8", packed)
-        return (
-            TensorEntry(f"{self.name}{SCALES}", element_of(scales).safetensors, grid),
-            TensorEntry(f"{self.name}{CODES}", kind, shape),
-        )
+        return (self.outputs, blocks) if self.by_rows else (blocks, self.outputs)
+
+    def entries(self, scales: torch.dtype) -> list[TensorEntry]:
+        """Of its parts, in the order of the file."""
+        parts = [TensorEntry(f"{self.name}{SCALES}", element_of(scales).safetensors, self.grid)]
+        if self.order == self.name:
+            parts.insert(0, TensorEntry(f"{self.name}{ORDER}", "I32", (self.width,)))
+        if self.scheme.zero_points:
+            parts.append(self._stored(ZERO_POINTS, self.grid))
+        return [*parts, self._stored(CODES, self.shape)]
+
+    def _stored(self, part: str, shape: tuple[int, int]) -> TensorEntry:
+        """Of numbers that have as many bits as codes."""
+        packed = (self.scheme.code_bytes(shape[0] * shape[1]),)
+        kind, stored = ("I8", shape) if self.scheme.bits == 8 else ("U8", packed)
+        return TensorEntry(f"{self.name}{part}", kind, stored)
 
 
 def layouts_of(
     checkpoint: Checkpoint, names: Iterable[str], quantisation: Quantisation | None
 ) -> dict[str, MatrixLayout]:
     """Those of the tensors `names` that are quantised, by name; those that share their codes follow each other."""
-    schemes = {} if quantisation is None else {name: quantisation.scheme_of(name) for name in names}
-    layouts = {
-        name: MatrixLayout(name, scheme, *checkpoint.entries[name].shape) for name, scheme in schemes.items() if scheme
-    }
+    layouts: dict[str, MatrixLayout] = {}
+    first: dict[str, str] = {}  # of each order the matrix that has it first
+    for name in names:
+        scheme = None if quantisation is None else quantisation.scheme_of(name)
+        if scheme is None:
+            continue
+        entry = checkpoint.entries[name]
+        outputs, width = entry.shape
+        taken_over = entry.codes is not None and scheme.holds(entry.codes)
+        order = first.setdefault(entry.order, name) if taken_over and entry.order is not None else None
+        layouts[name] = MatrixLayout(name, scheme, outputs, width, taken_over, order)
     places = {(name, layout.scheme): place for place, (name, layout) in enumerate(layouts.items())}
 
     def place(item: tuple[str, MatrixLayout]) -> int:
@@ -98,23 +135,34 @@ def write_matrices(
         for layout in group:
             if matrix is None:
                 matrix, cost = _quantised(checkpoint, layout, scale_dtype(precision), threads)
-            file.write(raw_bytes(matrix.scales_GN.T if layout.by_rows else matrix.scales_GN))
-            for piece in matrix.packed(outputs_first=layout.by_rows):
-                file.write(raw_bytes(piece))
+            for part in _parts(matrix, layout):
+                file.write(raw_bytes(part))
             yield layout.name, cost
+
+
+def _parts(matrix: QuantisedMatrix, layout: MatrixLayout) -> Iterator[torch.Tensor]:
+    """What is written of a matrix, in the order of `MatrixLayout.entries`."""
+    if layout.order == layout.name:
+        assert matrix.order_K is not None, layout.name
+        yield matrix.order_K.int()
+    yield matrix.scales_GN.T if layout.by_rows else matrix.scales_GN
+    if matrix.zero_points_GN is not None:
+        zero_points = matrix.zero_points_GN.T if layout.by_rows else matrix.zero_points_GN
+        yield packed_as_stored(zero_points, layout.scheme.bits)
+    yield from matrix.packed(outputs_first=layout.by_rows)
 
 
 def _quantised(
     checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype, threads: int
 ) -> tuple[QuantisedMatrix, float | None]:
     """The matrix of a layout, and what quantising it cost; None where it was taken over."""
-    codes = checkpoint.entries[layout.name].codes
-    if codes is not None and layout.scheme.holds(codes):
-        return _taken_over(checkpoint, layout, scales), None
+    if layout.taken_over:
+        return _taken_over(checkpoint, layout, scales).in_scheme(layout.scheme), None
     strips = finite_strips(checkpoint, layout.name)
     shape = (layout.outputs, layout.width)
-    matrix, error = quantise_strips(layout.name, shape, strips, layout.scheme, scales, threads)
-    return matrix, float(f"{error.relative:.4g}")
+    scheme = replace(layout.scheme, zero_points=False)
+    matrix, error = quantise_strips(layout.name, shape, strips, scheme, scales, threads)
+    return matrix.in_scheme(layout.scheme), float(f"{error.relative:.4g}")
 
 
 def _taken_over(checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype) -> QuantisedMatrix:
@@ -123,8 +171,10 @@ def _taken_over(checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtyp
     converted = matrix.scales_GN.to(scales)
     if not torch.equal(converted.float(), matrix.scales_GN.float()):
         stored, wanted = (str(dtype).removeprefix("torch.") for dtype in (matrix.scales_GN.dtype, scales))
+        fitting = [f"--{one}" for one in Precision if scale_dtype(one) == matrix.scales_GN.dtype]
+        choice = f"with {' or '.join(fitting)}, or " if fitting else ""
         raise UsageError(
             f"the checkpoint has {layout.name} quantised, with scales in {stored}, which {wanted} does not hold: they "
-            "would be rounded, and every weight with them. Export it with --fp16 or --fp32, or without --quantize"
+            f"would be rounded, and every weight with them. Export it {choice}without --quantize"
         )
-    return replace(matrix, scheme=layout.scheme, scales_GN=converted)
+    return replace(matrix, scales_GN=converted)

@@ -41,7 +41,8 @@ class WrittenWeights:
 
     Attributes:
         files: their hex sha256 by name. Each is a safetensors file, whose header says where its tensors are: under
-            their Hugging Face names, the scales and codes of a quantised matrix with `.scales` and `.codes` at the end.
+            their Hugging Face names, the parts of a quantised matrix with `.scales`, `.codes`, `.zero_points` and
+            `.order` at the end.
         report: what the conversion did to the values.
         source_sha256: of the checkpoint's files that were hashed on the way.
         layouts: of the quantised matrices, by their names.

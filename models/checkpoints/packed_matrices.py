@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FLOAT_TYPES
-from blockexport.models.config.config_fields import listed
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.packing import KEY, PackedLayout, PackedModel, Packing
 from blockexport.models.quantised_matrix import BLOCK_SIZES, QuantisationScheme
+from blockexport.models.wording import listed
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +136,7 @@ def with_packed(found: Mapping[str, TensorEntry], model: PackedModel, expected: 
     idle = [name for name in idle if rest[name].location is not None and not part(rest[name]).any()]
     for name in idle:
         del rest[name]
-    notes = [f"{len(idle)} biases that are all 0 are left out ({listed(idle)})"] if idle else []
+    notes = [f"biases of 0 that the architecture has not are left out: {listed(idle)}"] if idle else []
     entries = {name: _entry(matrix, where) for name, matrix in matrices.items()}
     return Unpacked({**rest, **entries}, matrices, tuple(notes))
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from blockexport.models.config.config_fields import RawFields, listed
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.module_targets import Targets
 from blockexport.models.strict_json import shown
+from blockexport.models.wording import listed
 
 KEY = "quantization_config"
 _REMEDY = "Take the unquantised checkpoint, or a GGUF file of the model"

@@ -21,28 +21,20 @@ from gguf import GGMLQuantizationType as Kind
 from blockexport.bundle_export import export_bundle
 from blockexport.compare.audits.stored_matrices import StoredCheckpoint
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judge import JudgeOptions
-from blockexport.compare.judged_bundle import as_stored, bundle_options
-from blockexport.compare.report.report import Report
-from blockexport.export.bundle.manifest import read_manifest, write_manifest
-from blockexport.export.onnx_export import export_onnx
-from blockexport.export.weights.weight_files import WrittenWeights, write_weights
+from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.checkpoints import gguf_checkpoint
-from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from blockexport.models.checkpoints.gguf_codes import codes_and_scales
 from blockexport.models.checkpoints.sources import open_checkpoint
-from blockexport.models.checkpoints.tensor_names import OUTPUT_HEAD, expected_tensors
+from blockexport.models.checkpoints.tensor_names import OUTPUT_HEAD
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
-from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import quantisation_of
 from blockexport.models.quantised_matrix import QuantisationScheme
-from blockexport.runtime.open import open_decoder
-from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import spoilt
+from tests.export.taken_over import Made, judged_by, made_bundle, parameters, rewritten
 from tests.small_models import Weights, small_config, small_weights, write_gguf
 from tests.support import shared_path
 
@@ -112,27 +104,8 @@ class Wordless(GgufCheckpoint):
         self.source = replace(self.source, kind="random")
 
 
-class Made(NamedTuple):
-    """A bundle of a file, and what its export said."""
-
-    folder: Path
-    source: Source
-    notes: list[str]
-
-
 def _made(folder: Path, source: Source, quantize: str) -> Made:
-    folder.mkdir()
-    notes: list[str] = []
-    checkpoint = Wordless(source.path)
-    interface = Interface(checkpoint.config, Precision.FP32.element, 48)
-    manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation_of(quantize), note=notes.append)
-    write_manifest(folder, manifest)
-    return Made(folder, source, notes)
-
-
-def _judged(folder: Path, checkpoint: Checkpoint, *checks: str) -> Report:
-    options = replace(bundle_options(folder, asked=JudgeOptions(checks=checks)), explain=None)
-    return judge(open_decoder(folder, verify="nothing", exact=True), checkpoint, options)
+    return made_bundle(folder, Wordless(source.path), quantisation_of(quantize))
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +114,7 @@ def made(mixed: Source) -> Made:
 
 
 def test_a_mixed_file_is_taken_over_as_far_as_it_goes(made: Made, mixed: Source) -> None:
-    verdict, message = _parameters(made.folder, GgufCheckpoint(mixed.path))
+    verdict, message = parameters(made.folder, GgufCheckpoint(mixed.path))
     assert verdict is Verdict.PASS, message
     assert "21 matrices have the checkpoint's own codes, 2 matrices have the codes nearest" in message
     conversion = read_manifest(made.folder).conversion
@@ -156,20 +129,6 @@ def test_the_notes_say_which_lost_a_second_time(made: Made) -> None:
     (twice,) = [note for note in made.notes if "a second time" in note]
     assert DOWN in twice and "layers.0.mlp.up_proj" in twice and "1 in Q4_1, 1 in Q5_0" in twice
     assert OUTPUT_HEAD not in twice
-
-
-def _parameters(folder: Path, checkpoint: Checkpoint) -> tuple[Verdict, str]:
-    judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder), "onnxruntime")
-    (result,) = _judged(folder, judged_on, "parameters").checks
-    return result.verdict, result.message
-
-
-def _written(
-    checkpoint: Checkpoint, folder: Path, precision: Precision = Precision.FP32, **asked: Any
-) -> WrittenWeights:
-    (folder / "model.safetensors").unlink(missing_ok=True)
-    names = list(expected_tensors(checkpoint.config))
-    return write_weights(checkpoint, folder, precision, names, quantisation_of("int4", **asked))
 
 
 Parts = tuple[torch.Tensor, torch.Tensor]
@@ -213,8 +172,8 @@ def test_a_reader_that_misreads_codes_is_found(
     monkeypatch.setattr(gguf_checkpoint, "codes_and_scales", lambda *given: DEFECTS[defect](*right(*given)))
     bad = shutil.copytree(made.folder, tmp_path / "bad")
     checkpoint = GgufCheckpoint(mixed.path)
-    _written(checkpoint, bad)
-    verdict, message = _parameters(bad, checkpoint)
+    rewritten(checkpoint, bad)
+    verdict, message = parameters(bad, checkpoint)
     assert verdict is Verdict.FAIL and "has other values than the checkpoint's codes stand for" in message
 
 
@@ -227,8 +186,8 @@ def test_rows_left_in_llama_cpps_order_are_found(
         gguf_checkpoint, "half_split_rows", lambda rows, heads: rows if rows.dtype == part else right(rows, heads)
     )
     bad = shutil.copytree(made.folder, tmp_path / "bad")
-    _written(GgufCheckpoint(mixed.path), bad)
-    verdict, message = _parameters(bad, GgufCheckpoint(mixed.path))
+    rewritten(GgufCheckpoint(mixed.path), bad)
+    verdict, message = parameters(bad, GgufCheckpoint(mixed.path))
     assert verdict is Verdict.FAIL and "layers.0.self_attn.q_proj.weight has other values" in message
 
 
@@ -236,21 +195,21 @@ def test_codes_on_another_grid_are_found(made: Made, mixed: Source, tmp_path: Pa
     """Each is the nearest to the file's value, on a grid that fits: good enough for values, and not for codes."""
     changes = {f"{QUERY}.scales": lambda scales: scales * 1.01}
     bad = spoilt(made.folder, tmp_path / "bad", "model.safetensors", changes)
-    verdict, message = _parameters(bad, MemoryCheckpoint(mixed.config, mixed.values))
+    verdict, message = parameters(bad, MemoryCheckpoint(mixed.config, mixed.values))
     assert verdict is Verdict.PASS, message
-    verdict, message = _parameters(bad, GgufCheckpoint(mixed.path))
+    verdict, message = parameters(bad, GgufCheckpoint(mixed.path))
     assert verdict is Verdict.FAIL and f"{QUERY} has other values" in message
 
 
 def test_one_code_that_is_another_is_found(made: Made, mixed: Source, tmp_path: Path) -> None:
     changes = {f"{QUERY}.codes": lambda codes: codes.index_put((torch.tensor(70),), codes[70] ^ 1)}
     bad = spoilt(made.folder, tmp_path / "bad", "model.safetensors", changes)
-    verdict, message = _parameters(bad, GgufCheckpoint(mixed.path))
+    verdict, message = parameters(bad, GgufCheckpoint(mixed.path))
     assert verdict is Verdict.FAIL and f"{QUERY} has other values" in message and "in 1 of 6,144 places" in message
 
 
 def test_other_blocks_are_quantised_again_and_the_note_says_so(mixed: Source, tmp_path: Path) -> None:
-    report = _written(GgufCheckpoint(mixed.path), tmp_path, block_size=64).report
+    report = rewritten(GgufCheckpoint(mixed.path), tmp_path, block_size=64).report
     assert not report.taken_over and len(report.quantisation_errors) == 23
     assert "and 20 more quantised in another way" in report.notes()[-1]
 
@@ -268,7 +227,7 @@ def test_scales_that_bfloat16_holds_are_taken_over(tmp_path: Path) -> None:
     for name in kinds:
         weights[name][:, ::32] = -2.0  # the largest by far, so that every scale is a quarter
     source = _source(tmp_path / "model.gguf", config, weights, kinds)
-    report = _written(GgufCheckpoint(source.path), tmp_path, Precision.BF16).report
+    report = rewritten(GgufCheckpoint(source.path), tmp_path, Precision.BF16).report
     assert report.taken_over.keys() == kinds.keys()
 
 
@@ -280,7 +239,7 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(mixed: Source, tmp_path: 
         file.seek(stored.offset)
         file.write(np.float16(np.inf).tobytes())
     with pytest.raises(UsageError, match=f"{QUERY}.* 1 values that are not finite"):
-        _written(GgufCheckpoint(path), tmp_path)
+        rewritten(GgufCheckpoint(path), tmp_path)
 
 
 def _trained(path: Path) -> Source:
@@ -299,20 +258,21 @@ def _random(path: Path, kind: Kind) -> Source:
 @pytest.mark.parametrize(("kind", "quantize"), [(Kind.Q4_0, "int4"), (Kind.Q8_0, "int8")])
 def test_logits_are_those_of_the_independent_dequantisation(tmp_path: Path, kind: Kind, quantize: str) -> None:
     """At the noise floor, with a tied head of eight bits that came from the embedding's four or eight."""
-    made = _made(tmp_path / "bundle", _random(tmp_path / "model.gguf", kind), quantize)
-    _at_the_floor(made, len(made.source.kinds) + 1)
+    source = _random(tmp_path / "model.gguf", kind)
+    _at_the_floor(_made(tmp_path / "bundle", source, quantize), source, len(source.kinds) + 1)
 
 
 def test_logits_of_a_trained_model_are_those_of_the_independent_dequantisation(tmp_path: Path) -> None:
-    made = _made(tmp_path / "bundle", _trained(tmp_path / "model.gguf"), "int8")
-    stored = StoredCheckpoint(Wordless(made.source.path), made.folder, quantisation_of("int8"))
-    down = {name: stored.read(name) for name in made.source.values if name.endswith("down_proj.weight")}
+    source = _trained(tmp_path / "model.gguf")
+    made = _made(tmp_path / "bundle", source, "int8")
+    stored = StoredCheckpoint(Wordless(source.path), made.folder, quantisation_of("int8"))
+    down = {name: stored.read(name) for name in source.values if name.endswith("down_proj.weight")}
     assert len(down) == 5
-    _at_the_floor(made._replace(source=made.source._replace(values=made.source.values | down)), 5 * 6 + 2)
+    _at_the_floor(made, source._replace(values=source.values | down), 5 * 6 + 2)
 
 
-def _at_the_floor(made: Made, taken_over: int) -> None:
+def _at_the_floor(made: Made, source: Source, taken_over: int) -> None:
     assert len(read_manifest(made.folder).conversion["taken_over"]) == taken_over
     assert not any("a second time" in note for note in made.notes)
-    report = _judged(made.folder, MemoryCheckpoint(made.source.config, made.source.values), "prefill", "decode")
+    report = judged_by(made.folder, MemoryCheckpoint(source.config, source.values), "prefill", "decode")
     assert [result.verdict for result in report.checks] == [Verdict.PASS] * 2, report.checks

@@ -143,7 +143,7 @@ def test_another_scheme_in_the_manifest_is_named(int4: Path, tmp_path: Path) -> 
     write_manifest(bad, replace(read_manifest(int4), quantisation=quantisation_of("int8", 64)))
     (result,) = _judged(bad, "parameters").checks
     assert result.verdict is Verdict.FAIL
-    assert "has INT4 codes in blocks of 32, and the manifest says INT8 in blocks of 64" in result.message
+    assert "has INT4 codes in blocks of 32, and the manifest says INT8 codes in blocks of 64" in result.message
 
 
 def _rewired(folder: Path, target: Path, change: Callable[[onnx.GraphProto], None]) -> Path:

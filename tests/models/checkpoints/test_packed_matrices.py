@@ -69,7 +69,7 @@ def test_biases_of_zero_that_older_tools_wrote_are_left_out(tmp_path: Path) -> N
     source = write_packed(tmp_path, CASES["GPTQ int4"])
     _change(tmp_path, lambda tensors: tensors.update({f"{QUERY}.bias": torch.zeros(64)}))
     checkpoint = SafetensorsCheckpoint(source.path)
-    assert checkpoint.notes == (f"1 biases that are all 0 are left out ({QUERY}.bias)",)
+    assert checkpoint.notes == (f"biases of 0 that the architecture has not are left out: {QUERY}.bias",)
     _change(tmp_path, lambda tensors: tensors.update({f"{QUERY}.bias": torch.ones(64)}))
     with pytest.raises(UsageError, match=rf"holds tensor {QUERY}.bias, which it does not use"):
         SafetensorsCheckpoint(source.path)
