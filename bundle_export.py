@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from blockexport.compare.report.report import Report
     from blockexport.export.bundle.manifest import Manifest
     from blockexport.export.bundle.stage import Stage
+    from blockexport.export.weights.calibration import Calibration
     from blockexport.models.checkpoints.checkpoint import Checkpoint
 
 DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
+CALIBRATION_TOKENS = (512, 8_192)  # of a text at least, and at most
 PARITY = "parity"  # the folder of the report inside the bundle
 
 Explainer = Callable[["Judgement"], "Report"]
@@ -69,6 +71,7 @@ def export_bundle(
     block_size: int | None = None,
     head: str | None = None,
     embedding: str | None = None,
+    calibrate: str | Path | None = None,
     compare: bool = True,
     seed: int = 0,
     force: bool = False,
@@ -95,6 +98,7 @@ def export_bundle(
             checkpoint whose codes are taken over, and 32 otherwise.
         head: `int4`, `int8` or `float`, with `quantize`: the output head; int8 by default.
         embedding: `int8` or `float`, with `quantize`; int8 by default.
+        calibrate: a text (UTF-8), with `quantize`: matrices in 4 bits are quantised for what enters them on it.
         compare: judge the file before it is sealed.
         seed: of a preset's random weights.
         force: replace an older bundle, if it holds nothing but its own files.
@@ -117,10 +121,12 @@ def export_bundle(
     ends = _ends(headless=headless, last_logits_only=last_logits_only)
     element = Precision.named(precision).element
     slots, seed = whole("max_sequence_length", max_sequence_length, least=1), whole("seed", seed)
-    quantisation = asked_quantisation(quantize, headless, block_size=block_size, head=head, embedding=embedding)
+    quantisation = asked_quantisation(
+        quantize, headless, block_size=block_size, head=head, embedding=embedding, calibrate=calibrate
+    )
     if pt2 and quantisation is not None:
         raise UsageError("--pt2 has no quantised form: leave it out, or --quantize")
-    output, inputs = Path(output), inputs_of(model)
+    output, inputs = Path(output), inputs_of(model, calibrate)
     bundle_place(output, inputs, force=force)  # before the model is read, or fetched
     checkpoint = open_checkpoint(str(model), seed=seed)
     if quantisation is not None:
@@ -130,9 +136,10 @@ def export_bundle(
     numbers = check_room(checkpoint, interface, output, judged=compare, pt2=pt2, quantisation=quantisation)
     if numbers is not None:
         note(numbers)
+    calibration = None if calibrate is None else _calibration(checkpoint, Path(calibrate))
     with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
-            manifest = _write(checkpoint, stage.folder, interface, quantisation, pt2, progress, note)
+            manifest = _write(checkpoint, stage.folder, interface, quantisation, calibration, pt2, progress, note)
         judged = _judge(checkpoint, stage.folder, progress) if compare else None
         if judged is None or isinstance(judged, str):
             stage.seal(manifest)
@@ -148,7 +155,8 @@ def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
 
 
 def asked_quantisation(quantize: str | None, headless: bool = False, **details: Any) -> Quantisation | None:
-    """The record of what `export_bundle` was asked for: `quantize`, and block_size, head and embedding where given.
+    """The record of what `export_bundle` was asked for: `quantize`, and the details of it that were given. On what it
+    is calibrated is not in there yet.
 
     Raises:
         UsageError: a name or a number that is not offered, details without `quantize`, or of ends that there are none.
@@ -158,11 +166,43 @@ def asked_quantisation(quantize: str | None, headless: bool = False, **details: 
     if missing is not None:
         raise UsageError(f"--headless has neither embedding nor output head: leave out --{missing}")
     if quantize is not None:
-        return quantisation_of(quantize, **given)
+        calibrated = given.pop("calibrate", None) is not None
+        asked = quantisation_of(quantize, **given)
+        if calibrated and all(scheme is None or scheme.bits != 4 for scheme in (asked.layers, asked.head)):
+            raise UsageError("--calibrate chooses codes of 4 bits, and here are none: leave it out, or --quantize int4")
+        return asked
     if given:
         option = next(iter(given)).replace("_", "-")
         raise UsageError(f"--{option} says how a bundle is quantised: add --quantize int4 or int8, or leave it out")
     return None
+
+
+def _calibration(checkpoint: Checkpoint, path: Path) -> Calibration:
+    """The run of a checkpoint over the beginning of a text."""
+    from tempfile import TemporaryDirectory
+
+    from blockexport.compare.core.tokens import choose_tokens, first_ids
+    from blockexport.export.tokenizer.tokenizer_files import TOKENIZER, write_tokenizer_files
+    from blockexport.export.weights.calibration import Calibration
+    from blockexport.models.regular_file import read_text
+    from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
+
+    text = read_text(path)
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        if TOKENIZER not in write_tokenizer_files(checkpoint, folder):
+            raise UsageError(
+                f"--calibrate {path} needs a tokenizer to read it with, and {checkpoint.source.reference} has none: "
+                "leave it out"
+            )
+        encode = BundleTokenizer(folder).encode
+        count = min(len(first_ids(encode, text, CALIBRATION_TOKENS[1])), CALIBRATION_TOKENS[1])
+        if count < CALIBRATION_TOKENS[0]:
+            raise UsageError(
+                f"--calibrate {path} is a text of {count:,} tokens, and at least {CALIBRATION_TOKENS[0]:,} tell what "
+                "enters the matrices: give a longer one, or leave it out"
+            )
+        return Calibration(checkpoint, choose_tokens(checkpoint.config, count, encode=encode, text=text).ids_S)
 
 
 def _slots(checkpoint: Checkpoint, slots: int | None, *, beyond_trained_range: bool) -> int:
@@ -183,6 +223,7 @@ def _write(
     folder: Path,
     interface: Interface,
     quantisation: Quantisation | None,
+    calibration: Calibration | None,
     pt2: bool,
     progress: Progress,
     note: Callable[[str], None],
@@ -194,7 +235,15 @@ def _write(
     from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
     from blockexport.runtime.text.chat_turns import write_chat_turns
 
-    manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation, progress=progress, note=note)
+    manifest = export_onnx(
+        checkpoint,
+        folder,
+        interface,
+        quantisation=quantisation,
+        calibration=calibration,
+        progress=progress,
+        note=note,
+    )
     check_tokenizer(folder, checkpoint.config.vocab_size, note)
     added = write_chat_turns(folder, note)
     if pt2:

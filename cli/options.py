@@ -92,6 +92,16 @@ Head = Annotated[str | None, choice("--head", tuple(HEADS), "With --quantize: th
 Embedding = Annotated[
     str | None, choice("--embedding", tuple(EMBEDDINGS), "With --quantize: the embedding. Default: int8.")
 ]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibrate",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="With --quantize int4: choose the codes for what enters the matrices on this text (UTF-8).",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an older bundle, if it holds nothing but its own files.")]
 NoCompare = Annotated[bool, typer.Option("--no-compare", help="Do not judge what was made.")]
 NoExplain = Annotated[

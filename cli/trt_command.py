@@ -30,7 +30,7 @@ MOST_MIB = 1 << 20
 
 _FOR_A_CHECKPOINT = (
     *("--output", "--max-sequence-length", "--force", "--beyond-trained-range"),
-    *("--quantize", "--block-size", "--head", "--embedding"),
+    *("--quantize", "--block-size", "--head", "--embedding", "--calibrate"),
 )
 
 
@@ -67,6 +67,7 @@ def trt(
         str | None,
         options.choice("--embedding", ("float",), "With --quantize: the embedding, which an engine has unquantised."),
     ] = None,
+    calibrate: options.Calibrate = None,
     max_batch_size: Annotated[
         int,
         typer.Option(
@@ -183,7 +184,8 @@ def trt(
     else:
         folder = _named_output(model, output, precision)
         embedding = embedding or ("float" if quantize is not None else None)
-        _check_quantisation(model, quantize, block_size=block_size, head=head, embedding=embedding)
+        details = {"block_size": block_size, "head": head, "embedding": embedding, "calibrate": calibrate}
+        _check_quantisation(model, quantize, **details)
         use_threads(threads)
         quiet = quiet or as_json
         made = export(
@@ -192,9 +194,7 @@ def trt(
             precision=precision,
             max_sequence_length=max_sequence_length,
             quantize=quantize,
-            block_size=block_size,
-            head=head,
-            embedding=embedding,
+            **details,
             force=force,
             beyond_trained_range=beyond_trained_range,
             no_explain=no_explain,

@@ -21,6 +21,7 @@ from blockexport.export.bundle.rope_file import ROPE_FILE, write_rope_file
 from blockexport.export.bundle.source_digest import source_digest
 from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
+from blockexport.export.weights.calibration import Calibration
 from blockexport.export.weights.matrix_layout import layouts_of
 from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
@@ -46,6 +47,7 @@ def export_onnx(
     interface: Interface,
     *,
     quantisation: Quantisation | None = None,
+    calibration: Calibration | None = None,
     progress: Progress = silent,
     note: Note = lambda message: None,
 ) -> Manifest:
@@ -58,6 +60,7 @@ def export_onnx(
         folder: an empty folder.
         interface: the decoder's: of the checkpoint's config, in the type to be written.
         quantisation: which matrices are quantised, and how; None where none is.
+        calibration: the run over a text that those in 4 bits are quantised for; None for the nearest codes.
         progress: hears of the weights.
         note: is told what the user should know: what a conversion flushed to zero, a tokenizer that is missing.
 
@@ -65,12 +68,16 @@ def export_onnx(
         UsageError: the weights are damaged, or do not fit the precision.
     """
     config, source = checkpoint.config, checkpoint
+    if calibration is not None and quantisation is not None:
+        quantisation = replace(quantisation, calibration=calibration.digest)
     if quantisation is not None and quantisation.stored_config(config) != config:
         source = UntiedCheckpoint(checkpoint)
     names = list(expected_tensors(source.config, ends=interface.ends))
     rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
-        written = worker.submit(write_weights, source, folder, interface.precision, names, quantisation, progress)
+        written = worker.submit(
+            write_weights, source, folder, interface.precision, names, quantisation, progress, calibration
+        )
         write_rope_file(folder, config, rows)
         layouts = layouts_of(source, names, quantisation)
         orders = {name: layout.order for name, layout in layouts.items() if layout.order is not None}

@@ -38,11 +38,14 @@ class Quantisation:
         layers: of the projections in the layers.
         head: of the output head; None: it stays in the bundle's precision.
         embedding: of the embedding; None likewise.
+        calibration: hex sha256 of the token ids (int64, little-endian) for which the matrices in 4 bits were made
+            best; None where every code is the nearest to its weight.
     """
 
     layers: QuantisationScheme
     head: QuantisationScheme | None
     embedding: QuantisationScheme | None
+    calibration: str | None = None
 
     def scheme_of(self, name: str) -> QuantisationScheme | None:
         """That of a tensor by its Hugging Face name; None where it is not quantised."""
@@ -51,6 +54,11 @@ class Quantisation:
         if name == _HEAD:
             return self.head
         return self.layers if name.endswith("_proj.weight") else None
+
+    def is_calibrated(self, name: str) -> bool:
+        """Whether codes of a tensor may be a step off the nearest, for the sake of what it is multiplied by."""
+        scheme = self.scheme_of(name)
+        return self.calibration is not None and scheme is not None and scheme.bits == 4
 
     def options(self) -> list[str]:
         """The words that ask for it on the command line of an engine, whose embedding is not quantised."""

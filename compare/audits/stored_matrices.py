@@ -1,9 +1,10 @@
 """The matrices that a quantised bundle has, read off its ONNX file, and held against the checkpoint's.
 
 Its graph is judged on the weights that it has. Whether those are the checkpoint's is a question of its own: every code
-has to be the one nearest to the checkpoint's value on the grid of its block, and the grid has to fit the block. Where
-the checkpoint has such codes itself, those of the bundle stand for exactly the values that it dequantises to. This file
-shares no code with the quantiser, the writer and the reader of codes, so that a defect there cannot pass both.
+has to be the one nearest to the checkpoint's value on the grid of its block, and the grid has to fit the block; in a
+calibrated matrix it may be the one beside that, since what counts there are products. Where the checkpoint has such
+codes itself, those of the bundle stand for exactly the values that it dequantises to. This file shares no code with the
+quantiser, the writer and the reader of codes, so that a defect there cannot pass both.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from blockexport.models.quantisation import Quantisation
 _CODES = ".codes"
 _ENDS: Mapping[int, tuple[int, int]] = {onnx.TensorProto.INT4: (-8, 7), onnx.TensorProto.INT8: (-128, 127)}
 _HALF_A_STEP = 0.5 + 1e-3  # with room for the rounding of a quotient in float32
+_BESIDE = 1.0  # steps more, of a calibrated matrix
 _POOR = 2.0  # times the squared error that the plain rule leaves, the largest value at the last code
+_REACH = (5.0, 12.0)  # steps to the largest value of a block of a calibrated matrix, at least and at most
+_TINY = 1e-7  # what float16 rounds its smallest scales by
 _DIGITS = 1 / 512  # of the largest value: what storing a scale in 16 bits costs a block of few values
 _OUTPUTS = 4096  # looked at a time
 
@@ -174,7 +178,8 @@ def _misplaced(checkpoint: StoredCheckpoint, name: str) -> str | None:
         if same:
             said = _other_values(values, codes[rows], scales[rows], start)
         else:
-            said = _off_grid(values, codes[rows], scales[rows], matrix, start)
+            beside = checkpoint.quantisation.is_calibrated(name)
+            said = _off_grid(values, codes[rows], scales[rows], matrix, start, beside)
         if said is not None:
             return said
     return None
@@ -200,28 +205,30 @@ def _other_values(wanted: Floats, codes: Floats, scales: Floats, start: int) -> 
     )
 
 
-def _off_grid(wanted: Floats, codes: Floats, scales: Floats, matrix: StoredMatrix, start: int) -> str | None:
-    """What is wrong with some outputs, from number `start` on, of a matrix."""
+def _off_grid(
+    wanted: Floats, codes: Floats, scales: Floats, matrix: StoredMatrix, start: int, beside: bool
+) -> str | None:
+    """What is wrong with some outputs, from number `start` on, of a matrix; `beside`: a code may be off by one."""
     if not np.isfinite(scales).all():
         return "has scales that are not finite"
     low, high = matrix.ends
     steps = np.divide(wanted, scales, out=np.zeros_like(wanted), where=scales != 0)
-    far = np.abs(np.clip(steps, low, high) - codes) > _HALF_A_STEP
+    far = np.abs(np.clip(steps, low, high) - codes) > _HALF_A_STEP + beside * _BESIDE
     if far.any():
         n, k = (int(i) for i in np.argwhere(far)[0])
+        nearest = "the nearest or one beside it" if beside else "the nearest"
         return (
-            f"has another code than the nearest in {int(far.sum()):,} of {far.size:,} values: [{start + n}, {k}] is "
+            f"has another code than {nearest} in {int(far.sum()):,} of {far.size:,} values: [{start + n}, {k}] is "
             f"code {int(codes[n, k])} of scale {scales[n, k]:.6g}, and the checkpoint's {wanted[n, k]:.6g}"
         )
     first = np.arange(0, wanted.shape[1], matrix.block)
-    counts = np.diff(np.append(first, wanted.shape[1]))
-    left = np.add.reduceat(np.square(codes * scales - wanted, dtype=np.float64), first, axis=1)
     largest = np.maximum.reduceat(np.abs(wanted), first, axis=1)
-    plain = np.repeat(largest / high, counts, axis=1)
-    rounded = np.divide(wanted, plain, out=np.zeros_like(wanted), where=plain != 0).round() * plain
-    allowed = _POOR * np.add.reduceat(np.square(rounded - wanted, dtype=np.float64), first, axis=1)
-    allowed += counts * np.square(largest * _DIGITS, dtype=np.float64) + 1e-12
-    poor = left > allowed
+    if beside:
+        size = np.abs(scales[:, first])
+        least, most = (largest / reach for reach in reversed(_REACH))
+        poor = (size < least * (1 - 2 * _DIGITS) - _TINY) | (size > most * (1 + 2 * _DIGITS) + _TINY)
+    else:
+        poor = _far_apart(wanted, codes * scales, largest, first, high)
     if poor.any():
         n, block = (int(i) for i in np.argwhere(poor)[0])
         k = int(first[block])
@@ -230,6 +237,20 @@ def _off_grid(wanted: Floats, codes: Floats, scales: Floats, matrix: StoredMatri
             f"{scales[n, k]:.6g}, for values up to {largest[n, block]:.6g}"
         )
     return None
+
+
+def _far_apart(
+    wanted: Floats, found: Floats, largest: Floats, first: npt.NDArray[np.int64], high: int
+) -> npt.NDArray[np.bool_]:
+    """The blocks, which begin at the inputs `first`, that lose more than a scale costs that fits."""
+    counts = np.diff(np.append(first, wanted.shape[1]))
+    left = np.add.reduceat(np.square(found - wanted, dtype=np.float64), first, axis=1)
+    plain = np.repeat(largest / high, counts, axis=1)
+    rounded = np.divide(wanted, plain, out=np.zeros_like(wanted), where=plain != 0).round() * plain
+    allowed = _POOR * np.add.reduceat(np.square(rounded - wanted, dtype=np.float64), first, axis=1)
+    allowed += counts * np.square(largest * _DIGITS, dtype=np.float64) + 1e-12
+    poor: npt.NDArray[np.bool_] = left > allowed
+    return poor
 
 
 def _matrices(model: onnx.ModelProto) -> dict[str, StoredMatrix]:

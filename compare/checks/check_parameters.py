@@ -103,11 +103,13 @@ def _stored(
         complaints.append(f"{len(misplaced) - DESCRIBED:,} quantised matrices more differ")
     count = sum(prod(shape) for shape in wanted.values())
     taken = sum(map(checkpoint.is_taken_over, quantised))
+    rounded = [name for name in quantised if not checkpoint.is_taken_over(name)]
+    beside = sum(map(checkpoint.quantisation.is_calibrated, rounded))
+    nearest = len(rounded) - beside
     parts = [
         f"{taken} matrices have the checkpoint's own codes" if taken else "",
-        f"{len(quantised) - taken} matrices have the codes nearest to the checkpoint's values"
-        if taken < len(quantised)
-        else "",
+        f"{nearest} matrices have the codes nearest to the checkpoint's values" if nearest else "",
+        f"{beside} matrices, which are calibrated, those nearest to its values or beside them" if beside else "",
         f"{len(kept)} other tensors its bits",
     ]
     message = f"{count:,} parameters, as the arithmetic says: {', '.join(filter(None, parts))}"

@@ -18,6 +18,8 @@ from itertools import groupby
 import torch
 
 from blockexport.export.weights.block_quantiser import quantise_strips
+from blockexport.export.weights.calibration import Calibration
+from blockexport.export.weights.error_feedback import quantise_with_feedback
 from blockexport.export.weights.safetensors_writer import HashingWriter, raw_bytes
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
@@ -119,8 +121,9 @@ def write_matrices(
     precision: Precision,
     file: HashingWriter,
     threads: int,
+    calibration: Calibration | None = None,
 ) -> Iterator[tuple[str, float | None]]:
-    """Write the matrices of `layouts_of`, one by one.
+    """Write the matrices of `layouts_of`, one by one: those in 4 bits for the inputs of a text, where there is one.
 
     Yields:
         The name of each, once it is written, and what quantising it cost, relative to its size; None where it was
@@ -134,7 +137,7 @@ def write_matrices(
         matrix = cost = None
         for layout in group:
             if matrix is None:
-                matrix, cost = _quantised(checkpoint, layout, scale_dtype(precision), threads)
+                matrix, cost = _quantised(checkpoint, layout, scale_dtype(precision), threads, calibration)
             for part in _parts(matrix, layout):
                 file.write(raw_bytes(part))
             yield layout.name, cost
@@ -153,15 +156,22 @@ def _parts(matrix: QuantisedMatrix, layout: MatrixLayout) -> Iterator[torch.Tens
 
 
 def _quantised(
-    checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype, threads: int
+    checkpoint: Checkpoint,
+    layout: MatrixLayout,
+    scales: torch.dtype,
+    threads: int,
+    calibration: Calibration | None,
 ) -> tuple[QuantisedMatrix, float | None]:
     """The matrix of a layout, and what quantising it cost; None where it was taken over."""
     if layout.taken_over:
         return _taken_over(checkpoint, layout, scales).in_scheme(layout.scheme), None
-    strips = finite_strips(checkpoint, layout.name)
-    shape = (layout.outputs, layout.width)
+    name, strips = layout.name, finite_strips(checkpoint, layout.name)
     scheme = replace(layout.scheme, zero_points=False)
-    matrix, error = quantise_strips(layout.name, shape, strips, scheme, scales, threads)
+    if calibration is not None and scheme.bits == 4:
+        weight_NK = torch.cat(list(strips))
+        matrix, error = quantise_with_feedback(name, weight_NK, calibration.products(name), scheme, scales)
+    else:
+        matrix, error = quantise_strips(name, (layout.outputs, layout.width), strips, scheme, scales, threads)
     return matrix.in_scheme(layout.scheme), float(f"{error.relative:.4g}")
 
 

@@ -7,7 +7,7 @@ every tensor is read, converted and written in turn. Never a link: onnx's loader
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 
 from blockexport.export.bundle.clone_file import clone_files
 from blockexport.export.output.disk import check_free_space, disk_errors
+from blockexport.export.weights.calibration import Calibration
 from blockexport.export.weights.conversion_report import ConversionReport, report_of
 from blockexport.export.weights.matrix_layout import MatrixLayout, layouts_of, write_matrices
 from blockexport.export.weights.safetensors_writer import HashingWriter, byte_size, header_bytes, raw_bytes
@@ -61,6 +62,7 @@ def write_weights(
     names: Sequence[str],
     quantisation: Quantisation | None = None,
     progress: Progress = silent,
+    calibration: Calibration | None = None,
 ) -> WrittenWeights:
     """Write the tensors `names` of `checkpoint` in `precision` into `folder`, some matrices quantised.
 
@@ -75,6 +77,7 @@ def write_weights(
         names: of the tensors.
         quantisation: which are quantised, and how; None where none is.
         progress: hears of the bytes and the matrices written.
+        calibration: the run that matrices in 4 bits are quantised for; it computes on all threads.
 
     Raises:
         UsageError: a value is not finite, or too large for its type or its scale; the disk is full or cannot be
@@ -82,11 +85,11 @@ def write_weights(
     """
     entries = {name: entry for name, entry in checkpoint.entries.items() if name in set(names)}
     threads = torch.get_num_threads()
-    with disk_errors(folder), one_thread():
+    with disk_errors(folder), one_thread() if calibration is None else nullcontext():
         if quantisation is None and _can_clone(checkpoint, entries, precision):
             return _clone(checkpoint, entries, folder, progress)
         layouts = layouts_of(checkpoint, entries, quantisation)
-        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, layouts, threads, progress)
+        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, layouts, threads, progress, calibration)
 
 
 @contextmanager
@@ -142,6 +145,7 @@ def _convert(
     layouts: Mapping[str, MatrixLayout],
     threads: int,
     progress: Progress,
+    calibration: Calibration | None,
 ) -> WrittenWeights:
     target = precision.element.safetensors
     kept = {name: replace(entry, dtype=target) for name, entry in entries.items() if name not in layouts}
@@ -161,7 +165,7 @@ def _convert(
             done += byte_size(entry)
             progress(label, done, total)
         check_no_overflow(losses, precision.torch_dtype)
-        costs = write_matrices(checkpoint, layouts, precision, file, threads)
+        costs = write_matrices(checkpoint, layouts, precision, file, threads, calibration)
         for number, (name, cost) in enumerate(costs, start=1):
             if cost is not None:
                 errors[name] = cost

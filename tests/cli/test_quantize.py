@@ -15,6 +15,9 @@ from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.quantisation import quantisation_of
 from tests.compare.static_judge import spoilt
 from tests.small_models import small_config, small_weights, write_folder
+from tests.support import REPOSITORY
+
+TEXT = str(REPOSITORY / "README.md")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,9 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
             "has neither embedding nor output head: leave out --head",
         ),
         (("--quantize", "int4", "--headless", "--embedding", "float"), "leave out --embedding"),
+        (("--calibrate", TEXT), "--calibrate says how a bundle is quantised: add --quantize int4"),
+        (("--quantize", "int8", "--calibrate", TEXT), "--calibrate chooses codes of 4 bits, and here are none"),
+        (("--quantize", "int4", "--calibrate", TEXT), "needs a tokenizer to read it with, and tiny has none"),
         (("--quantize", "int8", "--pt2"), "--pt2 has no quantised form"),
     ],
 )

@@ -1,0 +1,117 @@
+"""What enters the matrices of a model on a text, layer by layer: which of its inputs are large, and which go together.
+
+One eager run of the unquantised model in float32, with one layer's weights in memory at a time. The run goes on when
+the next layer is asked for, so that its matrices are quantised, and their file is written, in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockexport.models.block.block import Block
+from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.rope import rope_table
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM, OUTPUT_HEAD
+from blockexport.models.checkpoints.weight_values import convert
+
+WINDOW = 512  # tokens that are run with one another as context
+
+_SHARED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+"""Projections that read what another one reads."""
+
+
+class Calibration:
+    """The run of a checkpoint over a text, for `export_onnx`.
+
+    Args:
+        checkpoint: the weights before they are quantised.
+        ids_S: int64, the text.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, ids_S: torch.Tensor) -> None:
+        self._checkpoint = checkpoint
+        self._ids_S = ids_S
+        self._streams: list[torch.Tensor] = []
+        self._next = 0
+        self._products: dict[str, torch.Tensor] = {}
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of the token ids, as little-endian int64."""
+        return hashlib.sha256(self._ids_S.numpy().astype("<i8").tobytes()).hexdigest()
+
+    def products(self, name: str) -> torch.Tensor:
+        """Of the inputs X [T, K] of a matrix on the text the mean products X^T X / T: float32 [K, K].
+
+        Args:
+            name: of a projection or of the output head. Layers have to be asked for in order.
+
+        Raises:
+            UsageError: a weight is not finite.
+        """
+        if name == OUTPUT_HEAD:
+            return self._of_head()
+        layer, rest = name.removeprefix("model.layers.").split(".", 1)
+        while self._next <= int(layer):
+            self._run_layer()
+        module = rest.removesuffix(".weight")
+        parent, _, own = module.rpartition(".")
+        return self._products[f"{parent}.{_SHARED.get(own, own)}"]
+
+    @torch.inference_mode()
+    def _run_layer(self) -> None:
+        if not self._streams:
+            table_VD = self._checkpoint.read(EMBEDDING)
+            self._streams = [table_VD[ids].float() for ids in self._ids_S.split(WINDOW)]
+        config, layer = self._checkpoint.config, self._next
+        block = self._block(layer)
+        sums: dict[str, torch.Tensor] = {}
+        for name, module in block.named_modules():
+            if isinstance(module, nn.Linear) and name.rpartition(".")[2] not in _SHARED:
+                module.register_forward_pre_hook(_adding(sums, name))
+        cos, sin = rope_table(config, WINDOW)
+        for number, x_TD in enumerate(self._streams):
+            positions_1S = torch.arange(len(x_TD))[None]
+            mask = visible_slots(positions_1S, positions_1S[0], config.window_of(layer))
+            empty = torch.zeros(1, config.num_key_value_heads, len(x_TD), config.head_dim)
+            step = Step(positions_1S, positions_1S[:, 0], mask, cos, sin)
+            self._streams[number] = block(x_TD, step, empty, empty)[0]
+        self._products = {name: total.div_(len(self._ids_S)) for name, total in sums.items()}
+        self._next += 1
+
+    def _block(self, layer: int) -> Block:
+        with torch.device("meta"):
+            block = Block(self._checkpoint.config, layer)
+        names = {name: f"model.layers.{layer}.{name}" for name in block.state_dict()}
+        read = self._checkpoint.read
+        weights = {name: convert(stored, read(stored), torch.float32)[0] for name, stored in names.items()}
+        block.load_state_dict(weights, assign=True)
+        return block.eval()
+
+    @torch.inference_mode()
+    def _of_head(self) -> torch.Tensor:
+        config = self._checkpoint.config
+        while self._next < config.num_hidden_layers:
+            self._run_layer()
+        gains_D = self._checkpoint.read(FINAL_NORM).float()
+        x_TD = F.rms_norm(torch.cat(self._streams), gains_D.shape, gains_D, config.rms_norm_eps)
+        return x_TD.T @ x_TD / len(x_TD)
+
+
+def _adding(sums: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+    """A hook that adds the products of a module's inputs to `sums[name]`."""
+
+    def add(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x_TK = inputs[0]
+        if name not in sums:
+            sums[name] = x_TK.new_zeros(x_TK.shape[1], x_TK.shape[1])
+        sums[name].addmm_(x_TK.T, x_TK)
+
+    return add
