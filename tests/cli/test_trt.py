@@ -29,6 +29,7 @@ from blockexport.models.precision import Precision
 from blockexport.models.quantisation import quantisation_of
 from tests.export.tensorrt.trt_support import rtx
 from tests.exported import export, random_model
+from tests.packed_folders import Pack, write_packed
 from tests.small_models import small_config, small_weights, write_folder
 from tests.support import shared_path
 
@@ -120,6 +121,22 @@ def test_an_engine_of_a_quantised_checkpoint_has_its_codes(
     # Adding an engine in another precision needs another bundle: the command for it quantises likewise.
     assert main(["trt", str(folder), "--bf16", *ADA]) == 2
     assert f"--quantize {kind} --block-size 32 --head int8" in capsys.readouterr().err
+
+
+def test_an_engine_of_packed_codes_has_them_in_their_order_and_takes_no_zero_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rtx()
+    options = ["-o", str(tmp_path / "bundle"), "--fp16", "-M", "24", "--quantize", "int4", "--max-prefill", "8", *ADA]
+    awq = write_packed(tmp_path / "awq", Pack("awq", symmetric=False), num_hidden_layers=1)
+    assert main(["trt", str(awq.path), *options]) == 2
+    assert "the checkpoint's codes have zero points (as AWQ's have" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+    gptq = write_packed(tmp_path / "gptq", Pack("gptq", order=True), num_hidden_layers=1)
+    assert main(["trt", str(gptq.path), *options, "--no-explain", "--json"]) == 0
+    audit = json.loads(capsys.readouterr().out)["engine"]["audit"]
+    assert audit["dequantised"] == {"int4": 7, "int8": 1}
+    assert audit["layers"]["GATHER"] >= 4  # of activations for q, k and v, for o, for gate and up, and for down
 
 
 @pytest.mark.parametrize(
