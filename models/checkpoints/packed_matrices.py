@@ -75,9 +75,9 @@ class PackedMatrix:
     @property
     def block_size(self) -> int | None:
         """The largest block of a bundle that groups consist of, None where there is none; a single group has any."""
-        if self.packing.group_size is None:
-            return next((size for size in BLOCK_SIZES[::-1] if self.shape[1] % size == 0), BLOCK_SIZES[-1])
-        return next((size for size in BLOCK_SIZES[::-1] if self.group_size % size == 0), None)
+        sizes = BLOCK_SIZES[::-1]
+        whole = next((size for size in sizes if self.group_size % size == 0), None)
+        return sizes[0] if whole is None and self.group_count == 1 else whole
 
 
 def part(entry: TensorEntry) -> torch.Tensor:
@@ -158,6 +158,8 @@ def _matrix(module: str, model: PackedModel, parts: Mapping[str, TensorEntry | N
     if len(primary.shape) != 2 or len(scales.shape) != 2:
         raise UsageError(f"{where}: {module} is packed in shapes {list(primary.shape)} and {list(scales.shape)}")
     rows, columns = primary.shape
+    if 0 in primary.shape:
+        raise UsageError(f"{where}: {module} is packed in the shape {list(primary.shape)}, which has no codes")
     if model.method is PackedLayout.COMPRESSED_TENSORS:
         size = _stated_shape(shape, module, where)
     else:

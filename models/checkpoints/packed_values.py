@@ -23,50 +23,61 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 
+_STRIP = 512  # inputs, or outputs, worked on at a time: a multiple of the codes of a word
+
 
 def values_of(matrix: PackedMatrix, where: str) -> torch.Tensor:
-    """The weight, float32 [N, K].
+    """The weight, float32 [N, K]. Beside it a strip of it is in memory.
 
     Raises:
         UsageError: see `check_zero_points`.
     """
     import torch
 
-    values = {
-        PackedLayout.GPTQ: _gptq,
-        PackedLayout.AWQ: _awq,
-        PackedLayout.COMPRESSED_TENSORS: _compressed_tensors,
-    }[matrix.packing.layout](matrix, where)
-    return torch.from_numpy(np.ascontiguousarray(values))
+    values = np.empty(matrix.shape, np.float32)
+    if matrix.packing.layout is PackedLayout.GPTQ:
+        _fill_gptq(matrix, values, where)
+    elif matrix.packing.layout is PackedLayout.AWQ:
+        _fill_awq(matrix, values)
+    else:
+        _fill_compressed_tensors(matrix, values)
+    return torch.from_numpy(values)
 
 
-def _gptq(matrix: PackedMatrix, where: str) -> Floats:
+def _fill_gptq(matrix: PackedMatrix, values: Floats, where: str) -> None:
     bits, (outputs, width) = matrix.packing.bits, matrix.shape
-    words, scales = _words(matrix.codes), _floats(matrix.scales)
-    codes = np.empty((width, outputs), np.int32)
-    for place in range(32 // bits):
-        codes[place :: 32 // bits] = _field(words, place, bits)
-    zeros = _fields_of_columns(_words(matrix.zeros), bits, scales.shape[1]) + matrix.packing.stored_less
-    middle = 1 << (bits - 1)
+    words, scales, groups = _words(matrix.codes), _floats(matrix.scales), _groups(matrix)
+    zeros = _fields_of_columns(_words(matrix.zeros), bits, outputs) + matrix.packing.stored_less
+    middle, in_word = 1 << (bits - 1), 32 // bits
     check_zero_points(matrix, int((zeros != middle).sum()), int((zeros >= 2 * middle).sum()), where)
-    groups = _groups(matrix)
-    return _scaled(codes - zeros[groups], scales[groups]).T
+    for start in range(0, width, _STRIP):
+        strip = words[start // in_word : (start + _STRIP) // in_word]
+        codes = np.empty((in_word * len(strip), outputs), np.int32)
+        for place in range(in_word):
+            codes[place::in_word] = _field(strip, place, bits)
+        of = groups[start : start + _STRIP]
+        values[:, start : start + _STRIP] = _scaled(codes - zeros[of], scales[of]).T
 
 
-def _awq(matrix: PackedMatrix, _: str) -> Floats:
-    codes, zeros = (_awq_fields(_words(entry)) for entry in (matrix.codes, matrix.zeros))
-    groups = _groups(matrix)
-    return _scaled(codes - zeros[groups], _floats(matrix.scales)[groups]).T
+def _fill_awq(matrix: PackedMatrix, values: Floats) -> None:
+    words, scales, groups = _words(matrix.codes), _floats(matrix.scales), _groups(matrix)
+    zeros = _awq_fields(_words(matrix.zeros))
+    for start in range(0, matrix.shape[1], _STRIP):
+        of = groups[start : start + _STRIP]
+        codes = _awq_fields(words[start : start + _STRIP])
+        values[:, start : start + _STRIP] = _scaled(codes - zeros[of], scales[of]).T
 
 
-def _compressed_tensors(matrix: PackedMatrix, _: str) -> Floats:
+def _fill_compressed_tensors(matrix: PackedMatrix, values: Floats) -> None:
     bits, (outputs, width) = matrix.packing.bits, matrix.shape
-    codes = _fields_of_columns(_words(matrix.codes), bits, width)
-    zeros: Integers | int = 1 << (bits - 1)
-    groups = _groups(matrix)
+    words, scales, groups = _words(matrix.codes), _floats(matrix.scales), _groups(matrix)
+    zeros = np.full((outputs, matrix.group_count), 1 << (bits - 1), np.int32)
     if matrix.zeros is not None:
-        zeros = _fields_of_columns(_words(matrix.zeros).T, bits, outputs).T[:, groups]
-    return _scaled(codes - zeros, _floats(matrix.scales)[:, groups])
+        zeros = _fields_of_columns(_words(matrix.zeros).T, bits, outputs).T
+    for start in range(0, outputs, _STRIP):
+        rows = slice(start, start + _STRIP)
+        codes = _fields_of_columns(words[rows], bits, width)
+        values[rows] = _scaled(codes - zeros[rows][:, groups], scales[rows][:, groups])
 
 
 def _scaled(steps: Integers, scales: Floats) -> Floats:

@@ -167,8 +167,10 @@ def _gptq(fields: RawFields) -> PackedModel:
 
 def _only_left_out(fields: RawFields) -> None:
     """GPTQModel's rules for single modules: `-:` leaves one unpacked, which its tensors show; others change it."""
-    rules = fields.get("dynamic") or {}
-    changed = [rule for rule in rules if not str(rule).startswith("-:")]
+    rules = fields.get("dynamic")
+    if rules is not None and not isinstance(rules, dict):
+        raise fields.error(f"dynamic is {shown(rules)}; it must be an object with rules")
+    changed = [rule for rule in rules or {} if not str(rule).startswith("-:")]
     if changed:
         raise fields.error(
             f"dynamic has rules of their own for {listed(changed)}, and only rules that leave modules unpacked (-:) "

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from blockexport.models.checkpoints import packed_values
 from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from blockexport.models.errors import UsageError
 from blockexport.models.quantised_matrix import QuantisationScheme
@@ -26,6 +27,7 @@ CASES = {
     "GPTQ int4 in order": Pack(order=True),
     "GPTQ int8 of 128 in order, second form": Pack("gptq", 8, 128, order=True, form="gptq_v2"),
     "GPTQ int4 of 256": Pack("gptq", 4, 256),
+    "GPTQ int4 of 200, which is all": Pack("gptq", 4, 200, order=True),
     "GPTQ with zero points in order": Pack("gptq", 4, 64, order=True, symmetric=False),
     "GPTQ int8 of channels with zero points, second form": Pack("gptq", 8, None, symmetric=False, form="gptq_v2"),
     "AWQ": Pack("awq", 4, 32, symmetric=False),
@@ -34,7 +36,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_values_and_codes_are_what_the_folder_stands_for(tmp_path: Path, name: str) -> None:
+def test_values_and_codes_are_what_the_folder_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(packed_values, "_STRIP", 64)  # several in a matrix
     pack = CASES[name]
     source = write_packed(tmp_path, pack, num_hidden_layers=1)
     checkpoint = SafetensorsCheckpoint(source.path)
@@ -122,6 +127,7 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]]
     "another zero point": ("gptq", _set("qzeros", (1, 2), 0x77777776), "has 1 zero points that are not 8"),
     "a zero point beyond": ("zeros", _set("qzeros", (1, 2), 0x777777F7), "has 1 zero points of 16, which is no code"),
     "scales of other groups": ("ct", _put("weight_scale", torch.ones(64, 2)), r"\[64, 2\]; a matrix of 64 x 96 in"),
+    "no codes at all": ("gptq", _put("qweight", torch.empty(0, 64, dtype=torch.int32)), "which has no codes"),
     "codes as floats": ("gptq", _put("qweight", torch.ones(12, 64)), r"F32 \[12, 64\]; .* calls for I32 \[12, 64\]"),
     "another shape": ("ct", _put("weight_shape", torch.tensor([64, 97])), "a matrix of 64 x 97 in"),
     "no shape at all": ("ct", _put("weight_shape", torch.tensor([64, 0])), r"is \[64, 0\]; both must be 1 or more"),

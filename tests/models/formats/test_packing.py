@@ -81,6 +81,7 @@ REFUSED: list[tuple[Any, list[str]]] = [
     (GPTQ | {"pack_dtype": "int16"}, ["pack_dtype"]),
     (GPTQ | {"rotation": "hadamard"}, ["rotation", "activations"]),
     (GPTQ | {"dynamic": {"-:lm_head": {}, "+:.*down.*": {"bits": 8}}}, ["dynamic", "+:.*down.*"]),
+    (GPTQ | {"dynamic": 3}, ["dynamic is 3"]),
     (GPTQ | {"sym": "yes"}, ["sym is"]),
     (GPTQ | {"planar": True}, ["unknown: planar = true", "none is skipped"]),
     # AWQ
