@@ -7,22 +7,22 @@ does have, and, tensor by tensor, whether those are the checkpoint's to within a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 from onnx import numpy_helper
 
+from blockexport.compare.audits.code_rules import within_a_step
+from blockexport.compare.audits.coded_matrix import CodedCheckpoint, CodedMatrix, Rule
 from blockexport.compare.audits.foreign_weights import FUSED, fused_parts, plain_name
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import NotJudgedError
 
 OPERATOR = "MatMulNBits"
-SLACK = 1e-3  # of a step, or of a value: scales in half precision are rounded
 _SUFFIX = re.compile(r"_(Q\d\w*|quant\w*)$")
 EXACT = 1  # the accuracy_level at which activations stay in float32
 
@@ -36,7 +36,7 @@ class Grid:
     rows: int
 
 
-class QuantisedCheckpoint(Checkpoint):
+class QuantisedCheckpoint(CodedCheckpoint):
     """The source's tensors, those that a file quantises as the file has them.
 
     Attributes:
@@ -56,27 +56,31 @@ class QuantisedCheckpoint(Checkpoint):
             name: _widened(entry) if name in self.grids else entry for name, entry in source.entries.items()
         }
 
-    def read(self, name: str) -> torch.Tensor:
-        """See `Checkpoint.read`."""
-        return self.widen(name)[0] if name in self.grids else self.original.read(name)
+    @property
+    def in_codes(self) -> Mapping[str, Grid]:
+        """See `CodedCheckpoint.in_codes`."""
+        return self.grids
 
-    def widen(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """A quantised tensor [out, in], and the step of its grid at each value."""
+    def coded(self, name: str) -> CodedMatrix:
+        """See `CodedCheckpoint.coded`."""
         grid = self.grids[name]
         numbers = {item.name: item.i for item in grid.node.attribute}
         out, width, bits, block = numbers["N"], numbers["K"], numbers.get("bits", 4), numbers["block_size"]
-        packed = self._read(grid.node.input[1]).reshape(out, -1, block * bits // 8)
-        scales = self._read(grid.node.input[2]).astype(np.float32).reshape(out, -1, 1)
-        zeros: np.ndarray[tuple[int, ...], np.dtype[np.float32]] | float = float(1 << (bits - 1))
+        half = 1 << (bits - 1)
+        packed = self._read(grid.node.input[1]).reshape(out, -1)
+        scales = self._read(grid.node.input[2]).astype(np.float32).reshape(out, -1)
+        codes = (_unpacked(packed, bits).astype(np.int16) - half).astype(np.int8)
+        zeros = None
         if len(grid.node.input) > 3 and grid.node.input[3]:
             stored = self._read(grid.node.input[3])
             whole = _unpacked(stored.reshape(out, -1), bits) if stored.dtype == np.uint8 else stored.reshape(out, -1)
-            zeros = whole[:, : scales.shape[1], None].astype(np.float32)
-        values = (_unpacked(packed, bits).astype(np.float32) - zeros) * scales
-        rows = slice(grid.start, grid.start + grid.rows)
-        wide = values.reshape(out, -1)[rows, :width]
-        steps = np.broadcast_to(np.abs(scales), values.shape).reshape(out, -1)[rows, :width]
-        return torch.from_numpy(wide.copy()), torch.from_numpy(steps.copy())
+            zeros = whole[:, : scales.shape[1]].astype(np.float32) - half
+        whole_matrix = CodedMatrix(codes[:, :width], scales, zeros, block, (-half, half - 1))
+        return whole_matrix.rows(slice(grid.start, grid.start + grid.rows))
+
+    def rule(self, name: str) -> Rule:
+        """See `CodedCheckpoint.rule`."""
+        return within_a_step
 
     def _read(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         return numpy_helper.to_array(self._tensors[name], base_dir=str(self._folder))
@@ -102,19 +106,13 @@ def is_quantised(model: onnx.ModelProto) -> bool:
     return any(node.op_type == OPERATOR for node in model.graph.node)
 
 
-def off_grid(checkpoint: QuantisedCheckpoint) -> Iterator[str]:
-    """A clause for each tensor with values further than a step from the source's."""
+def off_grid(checkpoint: QuantisedCheckpoint) -> Iterator[tuple[str, str]]:
+    """The tensors with values further than a step from the source's, with a clause for each."""
     for name in checkpoint.grids:
-        found, steps = checkpoint.widen(name)
-        wanted = checkpoint.original.read(name).float()
-        far = (found - wanted).abs() > steps * (1 + SLACK) + SLACK * wanted.abs()
-        if bool(far.any()):
-            at = [int(i) for i in far.nonzero()[0]]
-            place = tuple(at)
-            yield (
-                f"{name} differs by more than a step of its grid in {int(far.sum()):,} of {far.numel():,} values: {at} "
-                f"is {float(found[place]):.6g} and the checkpoint's {float(wanted[place]):.6g}"
-            )
+        matrix = checkpoint.coded(name)
+        fault = checkpoint.rule(name)(matrix, checkpoint.original.read(name))
+        if fault is not None:
+            yield name, f"{name} {fault.clause(matrix)}"
 
 
 def _grids(model: onnx.ModelProto, source: Checkpoint, config: ModelConfig) -> Iterator[tuple[str, Grid]]:

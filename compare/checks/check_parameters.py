@@ -84,8 +84,10 @@ def _quantised(checkpoint: QuantisedCheckpoint, held: Held) -> Outcome:
     whole = [name for name in held.not_compared if name not in checkpoint.grids]
     same = f"{kept - len(whole)} of {kept} others to the bit"
     message = f"{grids} weights are the checkpoint's within a step of their grid, {same}"
-    complaints = [*held.said, *off_grid(checkpoint)]
-    return Outcome(message, grids + held.same, complaints, figures=replace(held, quantised=sorted(checkpoint.grids)))
+    off = dict(off_grid(checkpoint))
+    complaints = [*held.said, *_first(off)]
+    figures = replace(held, differing=[*held.differing, *off], quantised=sorted(checkpoint.grids))
+    return Outcome(message, grids + held.same, complaints, figures=figures)
 
 
 def _stored(
@@ -98,9 +100,7 @@ def _stored(
     complaints = _wrong_shapes(found, kept)
     differing, said = _wrong_values(context, checkpoint.original, replace(weights, shapes=found), kept)
     misplaced = dict(misplaced_codes(checkpoint, quantised, context.progress))
-    complaints += [*said, *list(misplaced.values())[:DESCRIBED]]
-    if len(misplaced) > DESCRIBED:
-        complaints.append(f"{len(misplaced) - DESCRIBED:,} quantised matrices more differ")
+    complaints += [*said, *_first(misplaced)]
     count = sum(prod(shape) for shape in wanted.values())
     taken = sum(map(checkpoint.is_taken_over, quantised))
     rounded = [name for name in quantised if not checkpoint.is_taken_over(name)]
@@ -115,6 +115,13 @@ def _stored(
     message = f"{count:,} parameters, as the arithmetic says: {', '.join(filter(None, parts))}"
     figures = ParameterFigures(count, count, [*differing, *misplaced])
     return Outcome(message, len(wanted), complaints, figures=figures)
+
+
+def _first(wrong: Mapping[str, str]) -> list[str]:
+    """What is said of the first of the matrices that are wrong, and how many more there are."""
+    more = len(wrong) - DESCRIBED
+    plural = "quantised matrix more differs" if more == 1 else "quantised matrices more differ"
+    return [*list(wrong.values())[:DESCRIBED], *([f"{more:,} {plural}"] if more > 0 else [])]
 
 
 def _expected_count(context: CheckContext) -> int:

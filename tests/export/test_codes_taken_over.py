@@ -205,7 +205,7 @@ def test_one_code_that_is_another_is_found(made: Made, mixed: Source, tmp_path: 
     changes = {f"{QUERY}.codes": lambda codes: codes.index_put((torch.tensor(70),), codes[70] ^ 1)}
     bad = spoilt(made.folder, tmp_path / "bad", "model.safetensors", changes)
     verdict, message = parameters(bad, GgufCheckpoint(mixed.path))
-    assert verdict is Verdict.FAIL and f"{QUERY} has other values" in message and "in 1 of 6,144 places" in message
+    assert verdict is Verdict.FAIL and f"{QUERY} has other values" in message and "in 1 of 6,144 values" in message
 
 
 def test_other_blocks_are_quantised_again_and_the_note_says_so(mixed: Source, tmp_path: Path) -> None:
