@@ -18,7 +18,6 @@ import torch
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 
 STRIP = 1 << 22  # values looked at a time
-ROUNDED = 4e-3  # of a scale: codes may have been chosen before it was rounded to 16 bits
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from blockexport.compare.audits.coded_matrix import CodedCheckpoint
+from blockexport.compare.audits.foreign_weights import Held
 from blockexport.compare.checks.catalogue import choose_checks
+from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import CheckResult, FailingCalls, Kind, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.evidence import Evidence, Ground, gather
@@ -18,6 +21,7 @@ from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, WatchedSites, locate
 from blockexport.compare.explain.misread_caches import misread_caches
+from blockexport.compare.explain.wrong_matrices import WrongMatrices, wrong_matrices
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
@@ -45,6 +49,7 @@ class Explanation:
         file: what the checks of the file's content that failed say, also where nobody asked for those checks: causes in
             themselves.
         remarks: of each other failure why it is not explained.
+        weights: the quantised matrices that are not the checkpoint's; None where there are none.
     """
 
     search: Search | None
@@ -54,6 +59,7 @@ class Explanation:
     wrong_slot: WrongSlot | None = None
     file: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    weights: WrongMatrices | None = None
 
     @property
     def sentences(self) -> list[str]:
@@ -61,15 +67,17 @@ class Explanation:
         place = self.search.sentence if self.search is not None else self.note
         said = [f"{self.where}: {place}" if self.where else place] if place else []
         said += [self.wrong_slot.sentence] if self.wrong_slot is not None else []
+        said += [self.weights.place] if self.weights is not None else []
         return [*said, *self.cause_sentences, *self.remarks]
 
     @property
     def cause_sentences(self) -> list[str]:
-        """A known defect that reproduces the artifact, or else what the file itself gives away."""
+        """What made matrices wrong; a known defect that reproduces the artifact, or else what the file gives away."""
         named = self.diagnosis is not None and bool(self.diagnosis.findings)
+        said = [] if self.weights is None else self.weights.causes
         if self.file and not named:
-            return [f"likely cause: {message}" for message in self.file]
-        return [] if self.diagnosis is None else self.diagnosis.sentences
+            return [*said, *(f"likely cause: {message}" for message in self.file)]
+        return [*said, *([] if self.diagnosis is None else self.diagnosis.sentences)]
 
 
 def explain(
@@ -100,8 +108,24 @@ def explain(
         else:
             found = looker.elsewhere(failed) if failed else looker.sound()
     except ArtifactError as error:
-        return Explanation(None, None, f"not located: {error}", file=looker.file)
-    return replace(found, file=(*found.file, *_unread(found, context, results)))
+        found = Explanation(None, None, f"not located: {error}", file=looker.file)
+    else:
+        found = replace(found, file=(*found.file, *_unread(found, context, results)))
+    return _with_weights(found, context, failed)
+
+
+def _with_weights(found: Explanation, context: CheckContext, failed: Sequence[CheckResult]) -> Explanation:
+    """With the quantised matrices that a check has seen to be wrong, and without what that check says of them where it
+    is explained."""
+    if not isinstance(context.original, CodedCheckpoint):
+        return found
+    seen = {r.message: r.figures.differing or [] for r in failed if isinstance(r.figures, ParameterFigures | Held)}
+    weights = wrong_matrices(context.original, [name for names in seen.values() for name in names], context.progress)
+    if weights is None:
+        return found
+    explained = {matrix.tensor for matrix in weights.matrices if matrix.cause is not None}
+    file = [said for said in found.file if not seen.get(said) or not explained.issuperset(seen[said])]
+    return replace(found, weights=weights, file=tuple(file))
 
 
 def _unread(found: Explanation, context: CheckContext, results: Sequence[CheckResult]) -> list[str]:

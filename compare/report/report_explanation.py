@@ -19,6 +19,10 @@
   the floor; both null where there was no graph to replay.
 - `values`: parallel lists over the values compared inside the graph, each layer on its own input: `call` (its first
   position), `layer`, `site`, `error`, `floor`, `absent`, `outside`; `labels` gives each site's words.
+- `weights`: null, or the quantised matrices that are not the checkpoint's, in the order of the forward pass: `first`
+  (`tensor`, `layer`, null for embedding and head, `site` and its `label`), `wrong` (the names of all) and `total` (how
+  many are quantised), and `causes`, the mistakes that explain some of them, each with `name`, `title`, `cause` (of the
+  first that it explains) and `tensors`; with their `sentences`.
 - `causes`: the defects that reproduce the artifact, best first: `name`, `title`, `cause`, `scope`, `rms` (the
   artifact's error against the model that has the defect), `floor` (that model's own noise), `effect` (how far it moves
   the logits) and `alike` (cannot be told apart from the first on these tokens).
@@ -36,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockexport.compare.explain.diagnosis import Diagnosis
     from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.wrong_matrices import WrongMatrices
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
@@ -69,7 +74,30 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
             "outside": [row.outside for row in rows],
         },
         "labels": {site: label for site, label in LABELS.items() if site in seen},
+        "weights": None if explanation.weights is None else _weights(explanation.weights),
         **_causes(explanation.diagnosis),
+    }
+
+
+def _weights(weights: WrongMatrices) -> dict[str, Any]:
+    from blockexport.compare.explain.sites import LABELS
+
+    first = weights.first
+    causes = [
+        {
+            "name": mistake.name,
+            "title": mistake.title,
+            "cause": matrices[0].words,
+            "tensors": [matrix.tensor for matrix in matrices],
+        }
+        for mistake, matrices in weights.mistakes.items()
+    ]
+    return {
+        "first": {"tensor": first.tensor, "layer": first.layer, "site": first.site, "label": LABELS[first.site]},
+        "wrong": [matrix.tensor for matrix in weights.matrices],
+        "total": weights.total,
+        "causes": causes,
+        "sentences": [weights.place, *weights.causes],
     }
 
 
