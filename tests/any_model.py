@@ -12,6 +12,7 @@ import numpy as np
 
 from blockexport.models.config.model_config import LayerType, ModelConfig, RopeScaling
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import EMBEDDINGS, HEADS, Quantisation, quantisation_of
 from tests.small_models import Weights, add_weights, close_gguf, gguf_writer, small_weights, write_folder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -112,6 +113,36 @@ def draw_sharp(seed: int) -> Drawn:
         sharpness=SHARPNESS[seed // 12 % len(SHARPNESS)],
         in_gguf=False,
     )
+
+
+BLOCKS = (32, 64, 128)
+
+
+def draw_quantised(seed: int) -> tuple[Drawn, Quantisation]:
+    """As `draw`, in every precision, with layers of several blocks and of parts of one, a softmax up to five times as
+    sharp, and each way of storing matrices."""
+    drawn, chance = draw(seed), random.Random(f"quantised {seed}")
+    config = replace(
+        drawn.config,
+        hidden_size=chance.choice((chance.randint(13, 90), 32 * chance.randint(1, 6), chance.randint(129, 300))),
+        intermediate_size=chance.choice((chance.randint(17, 150), 64 * chance.randint(1, 5))),
+    )
+    quantisation = quantisation_of(
+        ("int4", "int8")[seed // 4 % 2],
+        BLOCKS[seed // 8 % 3],
+        chance.choice(list(HEADS)),
+        chance.choice(list(EMBEDDINGS)),
+    )
+    drawn = replace(
+        drawn,
+        config=config,
+        precision=tuple(Precision)[seed % 3],
+        sharpness=(1, 5)[seed // 2 % 2],
+        slots=min(drawn.slots, 96),
+        in_gguf=False,
+        headless=False,
+    )
+    return drawn, quantisation
 
 
 def _scaling(chance: random.Random, head_dim: int, family: str, in_gguf: bool) -> RopeScaling | None:

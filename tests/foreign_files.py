@@ -34,8 +34,13 @@ def write_source(folder: Path, family: str = "llama", *, tied: bool = False, win
     """A checkpoint with a tokenizer, which the builder insists on."""
     folder.mkdir(parents=True, exist_ok=True)
     save_model(make_model(family, tied=tied, windowed=windowed), folder)
+    return write_words(folder)
+
+
+def write_words(folder: Path, count: int = 131) -> Path:
+    """A tokenizer beside a checkpoint."""
     # A token for each character: with one for everything no position could be told from another.
-    vocabulary = {chr(i) if 32 < i < 127 else f"t{i}": i for i in range(131)}
+    vocabulary = {chr(i) if 32 < i < 127 else f"t{i}": i for i in range(count)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))

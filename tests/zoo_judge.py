@@ -16,6 +16,7 @@ from blockexport.cli.main import main
 from blockexport.compare.explain.defects import DROPOUT
 from blockexport.compare.explain.defects_position import EXCHANGED
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.quantisation import Quantisation
 from tests.conftest import TABLE
 from tests.exported import export
 from tests.zoo import Exhibit
@@ -38,9 +39,9 @@ class Cage:
     checkpoint: Checkpoint
 
 
-def build_cage(checkpoint: Checkpoint, folder: Path) -> Cage:
+def build_cage(checkpoint: Checkpoint, folder: Path, quantisation: Quantisation | None = None) -> Cage:
     """Export a sound bundle, which must pass and have nothing to locate."""
-    export(checkpoint, folder, slots=SLOTS)
+    export(checkpoint, folder, slots=SLOTS, quantisation=quantisation)
     cage = Cage(folder, checkpoint)
     code, report = compare(cage, folder, folder.parent / f"{folder.name}-parity", "--locate")
     assert code == 0, report["summary"]

@@ -187,7 +187,7 @@ def _permuted(matrix: CodedMatrix, wanted_RA: torch.Tensor, fault: Fault) -> Ite
     weight_NK = wanted_RA.T if matrix.by_inputs else wanted_RA
     width = weight_NK.shape[1]
     part = matrix if matrix.by_inputs else matrix.rows(slice(_ROWS))
-    found_NK, some_NK = _columns(part.dequantised()[:_ROWS]), _columns(weight_NK[:_ROWS].float())
+    found_NK, some_NK = (_columns(x[:_ROWS].float()) for x in (replace(part, order_K=None).dequantised(), weight_NK))
     order = torch.cat([(columns.T @ some_NK).argmax(1) for columns in found_NK.split(_INPUTS, dim=1)])
     moved = int((order != torch.arange(width)).sum())
     if moved and len(order.unique()) == width:

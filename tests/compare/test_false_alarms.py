@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from blockexport.compare.checks.catalogue import ALL_CHECKS
 from blockexport.compare.core.check import Verdict
-from blockexport.compare.judged_bundle import bundle_options
+from blockexport.compare.judged_bundle import as_stored, bundle_options
 from blockexport.compare.report.report import Report
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
+from blockexport.models.quantisation import Quantisation
 from blockexport.runtime.open import open_decoder
-from tests.any_model import FAMILIES, Drawn, draw, draw_sharp, weights_of, write
+from tests.any_model import BLOCKS, FAMILIES, Drawn, draw, draw_quantised, draw_sharp, weights_of, write
 from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.conftest import TABLE
@@ -26,6 +28,9 @@ MODELS = 200
 FEW = 20  # of them in `make test`
 SHARP_MODELS = 400
 FEW_SHARP = (*range(0, 72, 9), 137, 340)  # of every family, precision and sharpness; and two that need the second look
+
+QUANTISED_MODELS = 40
+FEW_QUANTISED = (0, 5, 10, 15)
 
 Record = Callable[[str, str], None]
 
@@ -50,14 +55,17 @@ def judged(drawn: Drawn, seed: int, folder: Path) -> dict[str, Report]:
     return judged_checkpoint(checkpoint, drawn, folder)
 
 
-def judged_checkpoint(checkpoint: Checkpoint, drawn: Drawn, folder: Path) -> dict[str, Report]:
+def judged_checkpoint(
+    checkpoint: Checkpoint, drawn: Drawn, folder: Path, quantisation: Quantisation | None = None
+) -> dict[str, Report]:
     """Export a checkpoint and let the file be judged on each backend."""
     ends = {"headless": drawn.headless, "last_logits_only": drawn.last_logits_only}
-    export(checkpoint, folder / "bundle", drawn.precision, drawn.slots, **ends)
+    manifest = export(checkpoint, folder / "bundle", drawn.precision, drawn.slots, quantisation=quantisation, **ends)
     reports = {}
     for backend in backends(drawn):
-        decoder = open_decoder(folder / "bundle", backend, threads=1)
-        reports[backend] = judge(decoder, checkpoint, bundle_options(folder / "bundle", backend))
+        decoder = open_decoder(folder / "bundle", backend, threads=1, exact=quantisation is not None)
+        stored, _ = as_stored(checkpoint, folder / "bundle", manifest, backend)
+        reports[backend] = judge(decoder, stored, bundle_options(folder / "bundle", backend))
     return reports
 
 
@@ -82,6 +90,46 @@ def test_a_sound_file_with_a_sharp_softmax_passes(seed: int, tmp_path: Path, rec
         record_property(TABLE, f"{report.verdict:10} {_row(seed, backend, drawn, report)}")
         alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is Verdict.FAIL]
         assert not alarms, f"{drawn} in {backend}: {alarms}"
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(i, marks=() if i in FEW_QUANTISED else pytest.mark.full) for i in range(QUANTISED_MODELS)]
+)
+def test_a_sound_quantised_file_passes(seed: int, tmp_path: Path, record_property: Record) -> None:
+    """Judged on the weights that it has, and those held against the checkpoint's."""
+    drawn, quantisation = draw_quantised(seed)
+    checkpoint = MemoryCheckpoint(drawn.config, weights_of(drawn, seed))
+    for backend, report in judged_checkpoint(checkpoint, drawn, tmp_path, quantisation).items():
+        record_property(TABLE, f"{report.verdict:10} {_row(seed, backend, drawn, report)}, {_said(quantisation)}")
+        alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is Verdict.FAIL]
+        assert not alarms, f"{drawn} {quantisation} in {backend}: {alarms}"
+        assert drawn.sharpness > 1 or report.verdict is Verdict.PASS, report.summary
+        assert "parameters" in {result.name for result in report.checks}
+
+
+def _said(quantisation: Quantisation) -> str:
+    parts = (quantisation.layers, quantisation.head, quantisation.embedding)
+    return f"{'/'.join('float' if one is None else f'int{one.bits}' for one in parts)} by {parts[0].block_size}"
+
+
+def test_the_quantised_models_have_every_option() -> None:
+    drawn = [draw_quantised(seed) for seed in range(QUANTISED_MODELS)]
+    for few in (range(QUANTISED_MODELS), FEW_QUANTISED):
+        assert {drawn[i][1].layers.bits for i in few} == {4, 8}
+        assert {drawn[i][0].precision for i in few} == set(Precision)
+        assert {drawn[i][0].config.model_type for i in few} == set(FAMILIES)
+    assert {(q.layers.bits, q.layers.block_size, d.sharpness) for d, q in drawn} == set(product((4, 8), BLOCKS, (1, 5)))
+    assert {(q.head, q.embedding) == (None, None) for _, q in drawn} == {False, True}
+    for flags in (
+        {d.config.tie_word_embeddings for d, _ in drawn},
+        {d.config.qkv_bias for d, _ in drawn},
+        {d.config.mlp_bias for d, _ in drawn},
+        {d.config.vocab_size % 2 == 0 for d, _ in drawn},
+        {d.last_logits_only for d, _ in drawn},
+        {d.config.hidden_size > q.layers.block_size for d, q in drawn},
+        {d.config.hidden_size % q.layers.block_size == 0 for d, q in drawn},
+    ):
+        assert flags == {False, True}
 
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(i, marks=pytest.mark.full) for i in range(8, 64))])
