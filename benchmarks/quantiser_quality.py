@@ -6,7 +6,8 @@
 The matrices of the layers are quantised and widened again, by each rule in turn; head and embedding stay as they are.
 Scales are rounded to float16 for all. `onnxruntime` is its own quantiser, which onnxruntime-genai's builder calls for
 int4; the rows of llama.cpp are what its package `gguf` makes of the matrices. OTHER_TEXT is what the last row is
-calibrated on. With `--ends` the layers stay as they are, and head and embedding are quantised instead.
+calibrated on. With `--ends` the layers stay as they are, and head and embedding are quantised instead, a head in 4 bits
+calibrated where a text is given for it.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ def _by_onnxruntime(name: str, weight_NK: torch.Tensor, scheme: QuantisationSche
     return torch.from_numpy(values.reshape(outputs, -1)[:, :width].copy())
 
 
-def ends(checkpoint: Checkpoint, block_size: int) -> Iterator[Case]:
+def ends(checkpoint: Checkpoint, block_size: int, calibration: Calibration | None) -> Iterator[Case]:
     """Head and embedding in every way that is offered, and what they take beside a float32 model."""
+    fed_back = None if calibration is None else partial(_calibrated, calibration=calibration)
     for head, head_bits in HEADS.items():
         for embedding, embedding_bits in EMBEDDINGS.items():
             found: dict[str, Rule] = {}
@@ -123,7 +125,8 @@ def ends(checkpoint: Checkpoint, block_size: int) -> Iterator[Case]:
                     continue
                 scheme = QuantisationScheme(bits, block_size)
                 size += scheme.code_bytes(entry.size) + SCALE_BYTES * entry.shape[0] * scheme.blocks(entry.shape[1])
-                found[name] = partial(_by_blockexport, scheme=scheme)
+                rule = fed_back if fed_back is not None and bits == 4 else _by_blockexport
+                found[name] = partial(rule, scheme=scheme)
             yield Case(f"head {head}, embedding {embedding}", found, size)
 
 
@@ -174,7 +177,7 @@ def main() -> None:
     model = load_model(checkpoint, torch.float32, WINDOW)
     weights = dict(model.named_parameters())
     if given.ends:
-        cases = list(ends(checkpoint, given.block_size))
+        cases = list(ends(checkpoint, given.block_size, calibration))
     else:
         layers = [name for name in weights if name.endswith("_proj.weight")]
         cases = [Case(rule, dict.fromkeys(layers, function)) for rule, function in rules(scheme, calibration)]
