@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blockexport.compare.audits.code_rules import nearest_or_beside
+from blockexport.compare.audits.coded_matrix import CodedMatrix
 from blockexport.export.weights.block_quantiser import quantise
 from blockexport.export.weights.error_feedback import LEAST_REACH, MOST_REACH, quantise_with_feedback
 from blockexport.models.errors import UsageError
@@ -79,6 +81,24 @@ def test_zeros_stay_zeros_and_inputs_that_are_always_zero_do_no_harm() -> None:
     assert found.dequantised().isfinite().all()
     silent, _ = quantise_with_feedback("m", weight, torch.zeros(WIDTH, WIDTH), SCHEME, torch.float16)
     assert torch.equal(silent.codes_KN, quantise("m", weight, SCHEME, torch.float16)[0].codes_KN)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_matrix_of_any_kind_is_taken_for_a_wrong_one(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    outputs, width, many = (int(n) for n in torch.randint(1, 200, (3,), generator=generator))
+    weight = torch.randn(outputs, width, generator=generator) * 10.0 ** -(seed % 7)
+    if seed % 3 == 0:  # mostly zeros, and a few large ones
+        weight = weight**3 * (torch.rand(outputs, width, generator=generator) < 0.2)
+    inputs = torch.randn(many, width, generator=generator)
+    inputs[:, ::5] *= 10.0 ** (seed % 4)
+    scheme = QuantisationScheme(4, (32, 64, 128)[seed % 3])
+    dtype = (torch.float16, torch.bfloat16)[seed % 2]
+    found, _ = quantise_with_feedback("m", weight, _products(inputs), scheme, dtype)
+    codes, scales = found.codes_KN.T.numpy().copy(), found.scales_GN.T.float().numpy().copy()
+    assert nearest_or_beside(CodedMatrix(codes, scales, None, scheme.block_size, (-8, 7)), weight) is None
+    codes[0, 0] += 4 if codes[0, 0] < 0 else -4
+    assert nearest_or_beside(CodedMatrix(codes, scales, None, scheme.block_size, (-8, 7)), weight) is not None
 
 
 def test_values_too_large_for_a_scale_are_refused() -> None:
