@@ -210,8 +210,8 @@ def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, 
     if not changed:
         return ()
     return (
-        f"the content of {' and '.join(changed)} is not what the manifest lists (by size or SHA-256): judged is what "
-        "lies there now",
+        f"the content of {' and '.join(changed)} is not what the manifest lists (by size or SHA-256): what is there "
+        "now was judged",
     )
 
 

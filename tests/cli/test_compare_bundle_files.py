@@ -163,7 +163,7 @@ def test_files_that_are_not_the_manifests_are_judged_and_named(
         assert not any("Note:" in text for text in (out, markdown, html))
         return
     sentence = (
-        f"the content of {said} is not what the manifest lists (by size or SHA-256): judged is what lies there now"
+        f"the content of {said} is not what the manifest lists (by size or SHA-256): what is there now was judged"
     )
     assert report["notes"] == [sentence]
     shown = f"Note: {sentence}."
