@@ -1,4 +1,4 @@
-"""Words of messages that many modules need: counts, lists of names, and a hint at the name that was meant."""
+"""Words of messages that many modules need: counts, numbers, lists of names, and a hint at the name that was meant."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from collections.abc import Iterable, Sequence
 def plural(count: int, noun: str, space: str = " ") -> str:
     """1 step, 16 steps."""
     return f"{count:,}{space}{noun}{'' if count == 1 else 's'}"
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A measured number, short: 0.085, 1.4e-7, 5.1e4."""
+    mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:

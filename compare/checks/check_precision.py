@@ -19,6 +19,7 @@ from blockexport.compare.core.reference import Reference
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
+from blockexport.models.wording import number
 
 _LOST = 0.5  # of a value's size: what is off by as much is no longer that value
 _WEIGHT_LOST = 0.1  # of a tensor's size: rounding costs 0.3 % in bfloat16, and less in float16
@@ -51,7 +52,7 @@ def precision(context: CheckContext) -> Outcome:
     figures = PrecisionFigures(errors.rms, spread)
     if (finite and not blind) or not bool(errors.reference_rms_P.isfinite().all()) or not spread > 0:
         share = errors.rms / spread if spread > 0 else 0.0
-        message = f"eager PyTorch in {name} is off by {share:.2g} of the spread of the model's outputs"
+        message = f"eager PyTorch in {name} is off by {number(share)} of the spread of the model's outputs"
         return Outcome(message, len(errors.positions_P), doubts=blind, figures=figures)
     loss = _first_loss(context.checkpoint, dtype, context.ids_S, ends=context.decoder.interface.ends)
     weights = None if dtype is torch.float32 else _lost_weights(context.checkpoint, dtype)

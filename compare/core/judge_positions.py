@@ -14,7 +14,7 @@ from blockexport.compare.core.could_fail import doubts
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.noise import Floor, judge_by
-from blockexport.models.wording import listed
+from blockexport.models.wording import listed, number
 
 _OVERFLOWS = "eager PyTorch itself gives NaN or infinity: this precision cannot hold the model, see `precision`"
 
@@ -53,13 +53,13 @@ def _complaints(context: CheckContext, artifact: Errors, floor: Floor, found: St
         return [] if context.decoder.dtype is torch.float32 else [_OVERFLOWS]
     complaints = []
     if not found.rms_ratio <= found.rms_limit:
-        complaints.append(f"rms error {found.rms_ratio:.3g} times eager's, limit {found.rms_limit:g}")
+        complaints.append(f"rms error {number(found.rms_ratio, 3)} times eager's, limit {found.rms_limit:g}")
     if not found.max_ratio <= found.max_limit:
         where = f"at position {found.worst_position}"
-        complaints.append(f"{where} an error {found.max_ratio:.3g} times eager's, limit {found.max_limit:g}")
+        complaints.append(f"{where} an error {number(found.max_ratio, 3)} times eager's, limit {found.max_limit:g}")
     if found.disagreements:
         complaints.append(
-            f"another top-1 token than the reference's at {_some(found.disagreements)}, by more than the floor"
+            f"another top-1 token than the reference's, not tied with it, at {_some(found.disagreements)}"
         )
     return complaints
 

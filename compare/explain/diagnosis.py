@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from blockexport.compare.core.tolerances import RMS_FACTOR
 from blockexport.compare.explain.defects import DROPOUT, title_of
+from blockexport.models.wording import number
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class TriedDefect:
     def sentence(self) -> str:
         """In words."""
         if self.name == DROPOUT:
-            return f"likely cause: {self.cause} by {self.effect:.1e} rms"
+            return f"likely cause: {self.cause} by {number(self.effect)} rms"
         where = f" ({self.scope})" if self.scope else ""
-        return f"likely cause, reproduced to {self.rms:.1e} (noise floor {self.floor:.1e}): {self.cause}{where}"
+        return f"likely cause, reproduced to {number(self.rms)} (noise floor {number(self.floor)}): {self.cause}{where}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,6 @@ class Diagnosis:
         if self.nearest is None:
             return ""
         return (
-            f"; nearest, but does not reproduce them: {self.nearest.cause} (off by {self.nearest.rms:.1e} where the "
-            f"model with nothing wrong is off by {self.error:.1e}; noise {self.nearest.floor:.1e})"
+            f"; nearest, but does not reproduce them: {self.nearest.cause} (off by {number(self.nearest.rms)} where "
+            f"the model with nothing wrong is off by {number(self.error)}; noise {number(self.nearest.floor)})"
         )

@@ -20,7 +20,7 @@ from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
 from blockexport.models.progress import counted
-from blockexport.models.wording import listed
+from blockexport.models.wording import listed, number
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -69,7 +69,7 @@ class Location:
         place += f", at {self.node}" if self.node else ""
         if not self.finite:
             return f"first difference at position {self.position}: {place}, which is NaN or infinite"
-        said = f"relative error {self.error:.1e}, eager's own {self.floor:.1e}"
+        said = f"relative error {number(self.error)}, eager's own {number(self.floor)}"
         said += "" if self.times is None else f"; it is {self.times:.6g} times eager's"
         said += f"; it is eager's {LABELS[self.instead]}" if self.instead else ""
         later = f"; the first NaN or infinity is in {self.not_finite}" if self.not_finite else ""

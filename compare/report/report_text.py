@@ -10,6 +10,7 @@ from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
 from blockexport.models import wording
+from blockexport.models.wording import number
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW = "\u202f"  # a narrow space at which no line breaks
@@ -66,8 +67,9 @@ def full_stop(text: str) -> str:
 
 
 def capital(text: str) -> str:
-    """With a capital letter in front."""
-    return text[:1].upper() + text[1:]
+    """With a capital letter in front, unless it begins with the name of a tensor or a file."""
+    name = set(text.partition(" ")[0][:-1]) & set("._/")
+    return text if name else text[:1].upper() + text[1:]
 
 
 def table_rows(report: Report) -> list[tuple[str, ...]]:
@@ -135,9 +137,3 @@ def _cells(stretch: StretchFigures | None) -> tuple[str, ...]:
 def _times(ratio: float) -> str:
     """Hundredths where they matter."""
     return f"{ratio:.2f}" if ratio < 100 else number(ratio)
-
-
-def number(value: float) -> str:
-    """Two significant digits, in at most six characters."""
-    mantissa, e, exponent = f"{value:.2g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if e else mantissa

@@ -19,6 +19,7 @@ from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Ends, Interface
+from blockexport.models.wording import number
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import models
 
@@ -52,7 +53,7 @@ def test_a_sound_model_has_no_findings() -> None:
 def test_the_defect_is_named_alone(name: str) -> None:
     found = diagnose(said(defect(name)))
     assert names(found) == [name] and found.alike == found.findings
-    assert f"reproduced to {found.findings[0].rms:.1e}" in found.sentences[0]
+    assert f"reproduced to {number(found.findings[0].rms)}" in found.sentences[0]
     assert found.tried > 50
 
 

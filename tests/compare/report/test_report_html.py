@@ -29,10 +29,11 @@ from blockexport.compare.judged_bundle import bundle_options
 from blockexport.compare.report.report import Report, Skipped
 from blockexport.compare.report.report_files import MARK, write_report
 from blockexport.compare.report.report_html import to_html
-from blockexport.compare.report.report_text import figure, ratio
+from blockexport.compare.report.report_text import capital, figure, ratio
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.element_types import BY_NAME
+from blockexport.models.wording import number
 from blockexport.runtime.eager import EagerDecoder
 from blockexport.runtime.open import open_decoder
 from tests.browser import visit
@@ -355,6 +356,17 @@ def test_numbers() -> None:
     nan, inf = float("nan"), float("inf")
     assert [figure(v) for v in (nan, inf, -inf)] == ["NaN", "∞", "−∞"]
     assert [ratio(v) for v in (0.815, 24.06, 1340.4, nan)] == ["0.81", "24.1", "1,340", "NaN"]
+    assert [number(v) for v in (0.085, 1.4e-7, nan)] == ["0.085", "1.4e-7", "nan"]
+    assert number(50748.0, 3) == "5.07e4"
+
+
+def test_a_sentence_begins_with_a_capital_and_a_name_stays_a_name() -> None:
+    assert capital("prefill of 3 tokens") == "Prefill of 3 tokens"
+    assert [capital(name) for name in ("model.norm.weight differs", "q_proj: none")] == [
+        "model.norm.weight differs",
+        "q_proj: none",
+    ]
+    assert capital("") == "" and capital("none. Two") == "None. Two"
 
 
 def test_write_report(passed: Report, tmp_path: Path) -> None:
