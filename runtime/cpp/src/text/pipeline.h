@@ -32,7 +32,7 @@ PreTokenizer make_pre_tokenizer(const Json& part);
 std::string byte_level_characters(std::string_view bytes);
 int byte_of_character(char32_t point);
 
-/// The ids put around a text.
+/// The ids put around a text: the post-processor of tokenizer.json. A chat template is another thing, see BundleText.
 struct Template {
   std::vector<std::int64_t> before, after;
 };
