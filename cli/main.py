@@ -42,6 +42,9 @@ COMMANDS = {
 }
 """The commands, each a function of this name in `cli/NAME_command.py`, with what the program's help says of it."""
 
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+"""Of the program and of every command."""
+
 GARBAGE_THRESHOLD = 100_000  # new objects between two looks for garbage
 
 # What the operating system refuses for a reason that the user can fix; other errors of the system are our bugs.
@@ -85,7 +88,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
 
 

@@ -46,7 +46,7 @@ def trt(
         options.choice(
             "--backend",
             BACKEND_NAMES,
-            "tensorrt builds for the GPU in the machine; tensorrt-rtx for any of its GPUs, without one. "
+            "tensorrt builds for the GPU in this machine; tensorrt-rtx for any that it serves, also without one here. "
             "Default: whichever is installed, tensorrt before tensorrt-rtx.",
         ),
     ] = None,

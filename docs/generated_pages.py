@@ -1,7 +1,7 @@
-"""Pages made from the code: commands, families, backends, a drawing of the house (committed), and the API.
+"""Pages made from the code: commands, families, backends, other tools' names, a drawing of the house, and the API.
 
-`python docs/generated_pages.py` writes the committed ones; a test fails when they are out of date. The API pages are
-made while the site is built: MkDocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml).
+All but the API are committed: `python docs/generated_pages.py` writes them, and a test fails when they are out of date.
+The API pages are made while the site is built: MkDocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import blockexport
-from blockexport.cli.main import COMMANDS, command
+from blockexport.cli.main import COMMANDS, SETTINGS, command
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import BACKENDS, Backend
@@ -39,7 +39,7 @@ def commands_page() -> str:
     ]
     for name in COMMANDS:
         called = command(name)
-        inner = called.make_context(f"blockexport {name}", [], parent=None, resilient_parsing=True)
+        inner = called.make_context(f"blockexport {name}", [], resilient_parsing=True, **SETTINGS)
         usage = " ".join(called.collect_usage_pieces(inner))
         parts.append(
             f"## blockexport {name}\n\n```text\nblockexport {name} {usage}\n```\n\n{_prose(called.help or '')}\n"
