@@ -177,15 +177,26 @@ def generated_pages() -> ModuleType:
     return pages
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub and MkDocs call the headings of a page in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 def test_every_relative_link_leads_somewhere() -> None:
+    """To a file that is there, and to a heading of it."""
     links = [
-        (page, target)
+        (page, *target.partition("#")[::2])
         for page in PAGES
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
         if "://" not in target
     ]
-    assert len(links) > 50
-    dead = [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()]
+    assert len(links) > 50 and sum(anchor != "" for _, _, anchor in links) > 5
+    dead = [
+        f"{page.name}: {target}#{anchor}"
+        for page, target, anchor in links
+        if not (place := page.parent / target if target else page).exists() or (anchor and anchor not in anchors(place))
+    ]
     assert dead == []
 
 
@@ -199,6 +210,14 @@ def test_the_table_of_checks_is_the_list_of_checks() -> None:
     text = (REPOSITORY / "docs" / "reference" / "checks.md").read_text()
     table = text[text.index("| check | looks at |") :].split("\n\n")[0]
     assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == [check.name for check in ALL_CHECKS]
+
+
+def test_the_table_of_lint_rules_is_the_list_of_rules() -> None:
+    table = (REPOSITORY / "docs" / "reference" / "lint-rules.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE))
+    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "export" / "lint").glob("trt_*_rules.py")]
+    rules = re.findall(r"\bTrap\(\s*\"([a-z-]+)\"", "".join(sources))
+    assert set(re.findall(r"`([a-z-]+)`", rows)) == set(rules)
 
 
 def test_every_command_has_an_example() -> None:
