@@ -101,6 +101,21 @@ def _neighbour(weight_NK: torch.Tensor, making: Making, step: int, around: bool)
     return Coded(codes_KN, moved)
 
 
+def _table_turned(weight_NK: torch.Tensor, making: Making) -> Coded:
+    """Scales written by rows and read by columns."""
+    codes_KN, scales_GN, _ = sound(weight_NK, making)
+    return Coded(codes_KN, scales_GN.T.reshape(scales_GN.shape).contiguous())
+
+
+def _outputs_moved(weight_NK: torch.Tensor, making: Making, with_scales: bool) -> Coded:
+    """The outputs of each eight in AWQ's order."""
+    codes_KN, scales_GN, _ = sound(weight_NK, making)
+    outputs = len(weight_NK)
+    eights = torch.arange(outputs // 8 * 8).view(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
+    order = torch.cat([eights, torch.arange(len(eights), outputs)])
+    return Coded(codes_KN[:, order].contiguous(), scales_GN[:, order].contiguous() if with_scales else scales_GN)
+
+
 def _other_output(weight_NK: torch.Tensor, making: Making) -> Coded:
     codes_KN, scales_GN, _ = sound(weight_NK, making)
     return Coded(codes_KN, scales_GN.roll(1, 1))
@@ -193,6 +208,9 @@ CODED_EXHIBITS: list[CodedExhibit] = [
     CodedExhibit("neighbour_scale", partial(_neighbour, step=1, around=True), "before", fits=_several),
     CodedExhibit("neighbour_scale", partial(_neighbour, step=-1, around=False), "after", fits=_several),
     CodedExhibit("neighbour_scale", _other_output, "output"),
+    CodedExhibit("scales_turned", _table_turned, fits=_several),
+    CodedExhibit("outputs_moved", partial(_outputs_moved, with_scales=False), "codes", fits=_many),
+    CodedExhibit("outputs_moved", partial(_outputs_moved, with_scales=True), "whole", fits=_many),
     CodedExhibit("nibbles_swapped", _nibbles, bits=(4,)),
     CodedExhibit("codes_off_by_half", _sign),
     CodedExhibit("zero_point_ignored", _zero_point_ignored, sound=with_zero_points),

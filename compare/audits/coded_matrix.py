@@ -87,6 +87,11 @@ class CodedMatrix:
             weight_NK = weight_NK[:, torch.from_numpy(self.order_K.astype(np.int64))]
         return weight_NK.T if self.by_inputs else weight_NK
 
+    def weight_of(self, wanted_RA: torch.Tensor) -> torch.Tensor:
+        """What lies as this matrix does as a weight [N, K]: `turned` undone."""
+        weight_NK = wanted_RA.T if self.by_inputs else wanted_RA
+        return weight_NK if self.order_K is None else weight_NK[:, torch.from_numpy(np.argsort(self.order_K))]
+
     def place(self, row: int, at: int) -> list[int]:
         """Where in the weight [N, K] a code of it is."""
         output, at = (at, row) if self.by_inputs else (row, at)

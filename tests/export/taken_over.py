@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockexport.compare.audits.coded_matrix import CodedCheckpoint
+from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core.check import Verdict
+from blockexport.compare.explain.wrong_matrices import wrong_matrices
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import as_stored, bundle_options
 from blockexport.compare.report.report import Report
@@ -51,6 +54,17 @@ def parameters(folder: Path, checkpoint: Checkpoint) -> tuple[Verdict, str]:
     judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder), "onnxruntime")
     (result,) = judged_by(folder, judged_on, "parameters").checks
     return result.verdict, result.message
+
+
+def mistakes(folder: Path, checkpoint: Checkpoint) -> dict[str, str | None]:
+    """The matrices that `parameters` finds wrong in a bundle, and the mistake that is named in each."""
+    judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder), "onnxruntime")
+    assert isinstance(judged_on, CodedCheckpoint)
+    (result,) = judged_by(folder, judged_on, "parameters").checks
+    assert result.verdict is Verdict.FAIL and isinstance(result.figures, ParameterFigures)
+    found = wrong_matrices(judged_on, result.figures.differing or [])
+    assert found is not None
+    return {one.tensor: None if one.cause is None else one.cause.mistake.name for one in found.matrices}
 
 
 def rewritten(

@@ -33,7 +33,7 @@ from blockexport.runtime.onnx_session import ort
 from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import spoilt
-from tests.export.taken_over import Made, judged_by, made_bundle, parameters, rewritten
+from tests.export.taken_over import Made, judged_by, made_bundle, mistakes, parameters, rewritten
 from tests.packed_folders import Pack, PackedFolder, write_packed
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"
@@ -169,19 +169,36 @@ def _another_order(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 
 
 ZEROS, ORDERED = "GPTQ in order with zero points", "compressed-tensors in order"
-DEFECTS: dict[str, tuple[str, Change]] = {
-    "halves of a byte swapped": (ORDERED, _instead("_along_rows", _swapped)),
-    "sign off by eight": (ORDERED, _instead("_along_rows", lambda right: lambda *given: right(*given) ^ -8)),
-    "scales of the next group": (ORDERED, _instead("_of_blocks", _next_group)),
+DEFECTS: dict[str, tuple[str, Change, str]] = {
+    "halves of a byte swapped": (ORDERED, _instead("_along_rows", _swapped), "nibbles_swapped"),
+    "sign off by eight": (
+        ORDERED,
+        _instead("_along_rows", lambda right: lambda *given: right(*given) ^ -8),
+        "codes_off_by_half",
+    ),
+    "scales of the next group": (ORDERED, _instead("_of_blocks", _next_group), "neighbour_scale"),
     "scales along the other axis": (
         ORDERED,
         _instead("_of_blocks", lambda right: lambda values, *rest: right(values.T.reshape(values.shape), *rest)),
+        "scales_turned",
     ),
-    "order dropped": (ORDERED, _another_order(lambda order: torch.arange(len(order)))),
-    "order turned round": (ORDERED, _another_order(torch.argsort)),
-    "zero points one less": (ZEROS, _instead("_zero_points", lambda right: lambda *given: right(*given) - 1)),
-    "zero points ignored": (ZEROS, _instead("_zero_points", lambda right: lambda *given: right(*given) * 0)),
-    "outputs of AWQ as they stand": ("AWQ", lambda patch: patch.setattr(packed_codes, "_AWQ_ORDER", tuple(range(8)))),
+    "order dropped": (ORDERED, _another_order(lambda order: torch.arange(len(order))), "groups_dropped"),
+    "order turned round": (ORDERED, _another_order(torch.argsort), "groups_dropped"),
+    "zero points one less": (
+        ZEROS,
+        _instead("_zero_points", lambda right: lambda *given: right(*given) - 1),
+        "zero_point_ignored",
+    ),
+    "zero points ignored": (
+        ZEROS,
+        _instead("_zero_points", lambda right: lambda *given: right(*given) * 0),
+        "zero_point_ignored",
+    ),
+    "outputs of AWQ as they stand": (
+        "AWQ",
+        lambda patch: patch.setattr(packed_codes, "_AWQ_ORDER", tuple(range(8))),
+        "outputs_moved",
+    ),
 }
 
 
@@ -189,13 +206,14 @@ DEFECTS: dict[str, tuple[str, Change]] = {
 def test_a_reader_that_misreads_codes_is_found(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
-    name, change = DEFECTS[defect]
+    name, change, mistake = DEFECTS[defect]
     case = cases[name]
     change(monkeypatch)
     bad = shutil.copytree(case.made.folder, tmp_path / "bad")
     rewritten(case.checkpoint, bad, quantisation=case.quantisation)
     verdict, message = parameters(bad, case.checkpoint)
     assert verdict is Verdict.FAIL and "has other values than the checkpoint's codes stand for" in message
+    assert set(mistakes(bad, case.checkpoint).values()) == {mistake}
 
 
 def test_an_order_that_is_wrong_in_the_file_is_found(cases: dict[str, Case], tmp_path: Path) -> None:
@@ -206,6 +224,7 @@ def test_an_order_that_is_wrong_in_the_file_is_found(cases: dict[str, Case], tmp
     )
     verdict, message = parameters(swapped, case.checkpoint)
     assert verdict is Verdict.FAIL and f"{DOWN} has other values" in message
+    assert mistakes(swapped, case.checkpoint) == {DOWN: "order_dropped"}
     twice = spoilt(case.made.folder, tmp_path / "twice", "model.safetensors", {order: lambda values: values // 2 * 2})
     verdict, message = parameters(twice, case.checkpoint)
     assert verdict is Verdict.FAIL and f"{DOWN} takes its inputs in an order that has some twice" in message
@@ -221,6 +240,7 @@ def test_an_order_that_the_graph_drops_is_found(cases: dict[str, Case], tmp_path
     onnx.save(model, bad / "model.onnx")
     verdict, message = parameters(bad, case.checkpoint)
     assert verdict is Verdict.FAIL and f"{DOWN} has other values" in message
+    assert mistakes(bad, case.checkpoint) == {DOWN: "order_dropped"}
 
 
 def _codes_of(model: onnx.ModelProto, node: onnx.NodeProto) -> list[str]:

@@ -175,6 +175,21 @@ def test_a_mistake_in_another_tools_file_is_detected_located_and_named(
     found_in(report, [LATE], exhibit.mistake)
 
 
+def test_a_mistake_in_many_matrices_of_another_tools_file_is_named_once(
+    other_tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In all that are not fused with others."""
+    weights = small_weights(small_config(**SIZES))
+    names = [name for name in weights if name.endswith(("o_proj.weight", "gate_proj.weight", "down_proj.weight"))]
+    assert len(names) == 9
+    nibbles = next(exhibit for exhibit in CODED_EXHIBITS if exhibit.mistake == "nibbles_swapped")
+    edit = edits(weights, names, nibbles.build, QuantisationScheme(4))
+    bad = changed(other_tools / "int4" / "model.onnx", tmp_path / "bad.onnx", edit)
+    code, report = judged(bad, other_tools / "source", capsys, "parameters")
+    assert code == 1
+    found_in(report, names, nibbles.mistake)
+
+
 def test_our_own_codes_in_another_tools_operator_pass(
     other_tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
