@@ -13,6 +13,7 @@ this project reads:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,10 +22,11 @@ from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS, PreTokenize
 from blockexport.export.tokenizer.gguf_vocabulary import (
     TokenType,
     Vocabulary,
-    array,
+    one_each,
     read_vocabulary,
     refuse_unknown_keys,
 )
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.errors import UsageError
 
 Json = dict[str, Any]
@@ -46,21 +48,22 @@ def rebuild_tokenizer(metadata: Mapping[str, Any]) -> dict[str, Json]:
     Raises:
         UsageError: a kind of tokenizer, pre-tokenizer or key that is not known, named; or contradictory values.
     """
-    refuse_unknown_keys(metadata)
-    model = metadata.get("tokenizer.ggml.model")
+    fields = RawFields(metadata, "the GGUF file's tokenizer")
+    refuse_unknown_keys(fields)
+    model = fields.text("tokenizer.ggml.model", "none")
     if model == "gpt2":
-        name = str(metadata.get("tokenizer.ggml.pre"))
+        name = fields.text("tokenizer.ggml.pre", "none")
         if name not in PRE_TOKENIZERS:
             raise UsageError(
                 f"the GGUF file's pre-tokenizer (tokenizer.ggml.pre) is {name!r}, and the known ones are "
                 f"{', '.join(PRE_TOKENIZERS)}: export from the model's safetensors folder, which has its own tokenizer"
             )
         pre = PRE_TOKENIZERS[name]
-        vocabulary = read_vocabulary(metadata, default_add_bos=pre.add_bos_token)
-        tokenizer = _byte_level_tokenizer(metadata, vocabulary, pre)
+        vocabulary = read_vocabulary(fields, default_add_bos=pre.add_bos_token)
+        tokenizer = _byte_level_tokenizer(fields, vocabulary, pre)
     elif model == "llama":
-        vocabulary = read_vocabulary(metadata, default_add_bos=True, default_ids={"bos": 1, "eos": 2, "unknown": 0})
-        tokenizer = _sentencepiece_tokenizer(metadata, vocabulary)
+        vocabulary = read_vocabulary(fields, default_add_bos=True, default_ids={"bos": 1, "eos": 2, "unknown": 0})
+        tokenizer = _sentencepiece_tokenizer(fields, vocabulary)
     else:
         raise UsageError(
             f"the GGUF file's tokenizer (tokenizer.ggml.model) is {model!r}, and the known ones are gpt2 and llama: "
@@ -68,14 +71,14 @@ def rebuild_tokenizer(metadata: Mapping[str, Any]) -> dict[str, Json]:
         )
     return {
         "tokenizer.json": tokenizer,
-        "tokenizer_config.json": _tokenizer_config(metadata, vocabulary),
-        "generation_config.json": _generation_config(metadata, vocabulary),
+        "tokenizer_config.json": _tokenizer_config(fields, vocabulary),
+        "generation_config.json": _generation_config(fields, vocabulary),
     }
 
 
-def _byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer) -> Json:
+def _byte_level_tokenizer(fields: RawFields, vocabulary: Vocabulary, pre: PreTokenizer) -> Json:
     merges: list[list[str]] = []
-    for line in dict.fromkeys(array(metadata, "merges", None)):
+    for line in dict.fromkeys(fields.items("tokenizer.ggml.merges", str)):
         # The first space may itself be the left half.
         at = line.find(" ", 1)
         pair = [line[:at], line[at + 1 :]]
@@ -93,8 +96,10 @@ def _byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary, p
     )
 
 
-def _sentencepiece_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Json:
-    scores = [float(score) for score in array(metadata, "scores", len(vocabulary.tokens))]
+def _sentencepiece_tokenizer(fields: RawFields, vocabulary: Vocabulary) -> Json:
+    scores = one_each(fields, "scores", float, vocabulary.tokens)
+    if any(map(math.isnan, scores)):
+        raise fields.error("tokenizer.ggml.scores holds values that are no numbers, which give merges no order")
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -102,7 +107,7 @@ def _sentencepiece_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary
         {"type": "Fuse"},
     ]
     normalizer: Json = space
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if fields.flag("tokenizer.ggml.add_space_prefix", True):
         normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return _tokenizer_json(
@@ -202,7 +207,7 @@ def _post_processor(vocabulary: Vocabulary) -> Json | None:
     }
 
 
-def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Json:
+def _tokenizer_config(fields: RawFields, vocabulary: Vocabulary) -> Json:
     config: Json = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": vocabulary.add_bos,
@@ -211,12 +216,12 @@ def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Js
     }
     names = {"bos": vocabulary.bos, "eos": vocabulary.eos, "unk": vocabulary.unk, "pad": vocabulary.pad}
     config |= {f"{name}_token": vocabulary.tokens[i] for name, i in names.items() if i is not None}
-    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    context = fields.optional_integer(f"{fields.get('general.architecture')}.context_length")
     if context is not None:
-        config["model_max_length"] = int(context)
-    default = metadata.get("tokenizer.chat_template")
-    prefix = "tokenizer.chat_template."
-    named = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
+        config["model_max_length"] = context
+    key, prefix = "tokenizer.chat_template", "tokenizer.chat_template."
+    default = fields.text(key) if fields.has(key) else None
+    named = {name.removeprefix(prefix): fields.text(name) for name in fields.data if name.startswith(prefix)}
     if named:
         templates = ({"default": default} if default is not None else {}) | named
         config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
@@ -225,12 +230,13 @@ def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Js
     return config
 
 
-def _generation_config(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Json:
-    ends = [vocabulary.eos, *(metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))]
+def _generation_config(fields: RawFields, vocabulary: Vocabulary) -> Json:
+    others = (fields.optional_integer(f"tokenizer.ggml.{name}_token_id", minimum=0) for name in ("eot", "eom"))
+    ends = [vocabulary.eos, *others]
     ends += [
         token_id
         for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind == TokenType.CONTROL and token in _END_TEXTS
     ]
-    stops = list(dict.fromkeys(int(token_id) for token_id in ends if token_id is not None))
+    stops = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     return greedy_config(vocabulary.bos, stops, vocabulary.pad)

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
+from blockexport.models.config.config_fields import Item, RawFields
 from blockexport.models.errors import UsageError
+from blockexport.models.strict_json import shown
+
+_PREFIX = "tokenizer.ggml."
 
 # Of `tokenizer.*`: what is read below, and what says nothing about how the decoder's text becomes ids.
 _USED_KEYS = frozenset(
-    f"tokenizer.ggml.{name}"
+    f"{_PREFIX}{name}"
     for name in (
         *("model", "pre", "tokens", "token_type", "scores", "merges"),
         *(f"{kind}_token_id" for kind in ("bos", "eos", "eot", "eom", "unknown", "padding")),
@@ -62,26 +65,25 @@ class Vocabulary:
         return None if token_id is None else self.tokens[token_id]
 
 
-def refuse_unknown_keys(metadata: Mapping[str, Any]) -> None:
-    for key in metadata:
+def refuse_unknown_keys(fields: RawFields) -> None:
+    for key in fields.data:
         if not key.startswith("tokenizer.") or key in _USED_KEYS or key.startswith("tokenizer.chat_template."):
             continue
-        name = key.removeprefix("tokenizer.ggml.")
-        if name in _HARMLESS_KEYS or (name in _MUST_BE_FALSE and not metadata[key]):
+        name = key.removeprefix(_PREFIX)
+        if name in _HARMLESS_KEYS or (name in _MUST_BE_FALSE and not fields.flag(key, False)):
             continue
         raise UsageError(
-            f"the GGUF file's key {key} (value {str(metadata[key])[:40]!r}) may change how text becomes ids and is not "
+            f"the GGUF file's key {key} (value {shown(fields.get(key))}) may change how text becomes ids and is not "
             "implemented: export from the model's safetensors folder, which has its own tokenizer"
         )
 
 
 def read_vocabulary(
-    metadata: Mapping[str, Any], default_add_bos: bool, default_ids: Mapping[str, int] | None = None
+    fields: RawFields, default_add_bos: bool, default_ids: Mapping[str, int] | None = None
 ) -> Vocabulary:
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(array(metadata, "tokens", None))]
-    types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))]
-    if len(types) != len(tokens):
-        raise UsageError(f"the GGUF file has {len(tokens)} tokens and {len(types)} token types: the file is damaged")
+    stated = fields.items(f"{_PREFIX}tokens", str)
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(stated)]
+    types = one_each(fields, "token_type", int, tokens, [int(TokenType.NORMAL)] * len(tokens))
     ids: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         if ids.setdefault(token, token_id) != token_id:
@@ -90,27 +92,29 @@ def read_vocabulary(
             )
 
     def special(name: str) -> int | None:
-        token_id = metadata.get(f"tokenizer.ggml.{name}_token_id", (default_ids or {}).get(name))
-        if token_id is not None and not 0 <= token_id < len(tokens):
+        token_id = fields.optional_integer(f"{_PREFIX}{name}_token_id", (default_ids or {}).get(name), minimum=0)
+        if token_id is not None and token_id >= len(tokens):
             raise UsageError(
                 f"the GGUF file's {name}_token_id is {token_id}, and its ids end at {len(tokens) - 1}: the file is "
                 "damaged, or its metadata was edited"
             )
-        return None if token_id is None else int(token_id)
+        return token_id
 
     bos, eos = special("bos"), special("eos")
-    add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", default_add_bos))
-    add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+    add_bos = fields.flag(f"{_PREFIX}add_bos_token", default_add_bos)
+    add_eos = fields.flag(f"{_PREFIX}add_eos_token", False)
     for flag, required, name in ((add_bos, bos, "bos"), (add_eos, eos, "eos")):
         if flag and required is None:
             raise UsageError(f"the GGUF file wants a {name} token added and has no tokenizer.ggml.{name}_token_id")
     return Vocabulary(tokens, types, ids, bos, eos, special("unknown"), special("padding"), add_bos, add_eos)
 
 
-def array(metadata: Mapping[str, Any], name: str, length: int | None) -> list[Any]:
-    values = metadata.get(f"tokenizer.ggml.{name}")
-    if values is None:
-        raise UsageError(f"the GGUF file has no tokenizer.ggml.{name}: its tokenizer cannot be rebuilt")
-    if length is not None and len(values) != length:
-        raise UsageError(f"the GGUF file has {length} tokens and {len(values)} {name}: the file is damaged")
-    return list(values)
+def one_each(
+    fields: RawFields, name: str, kind: type[Item], tokens: list[str], default: list[Item] | None = None
+) -> list[Item]:
+    """The values of a key that has one for every token."""
+    values = fields.items(f"{_PREFIX}{name}", kind, default)
+    if len(values) != len(tokens):
+        what = name.replace("_", " ").removesuffix("s") + "s"
+        raise UsageError(f"the GGUF file has {len(tokens)} tokens and {len(values)} {what}: the file is damaged")
+    return values

@@ -19,6 +19,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Sou
 from blockexport.models.checkpoints.gguf_codes import SCHEMES, codes_and_scales
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
+from blockexport.models.config.config_fields import RawFields
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import GGUF_FAMILIES
 from blockexport.models.formats.config_gguf import config_from_gguf
@@ -203,7 +204,7 @@ def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
             f"{path} is one of {parts} parts of a split model: join them first, "
             "with llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`"
         )
-    kind = metadata.get("general.type", "model")
+    kind = RawFields(metadata, str(path)).text("general.type", "model")
     if kind != "model":
         what = _OTHER_KINDS.get(kind, "not a model")
         raise UsageError(f"{path} says general.type: {kind!r}, so it is {what}. Take the file of the model itself")

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from blockexport.models.errors import UsageError
 from blockexport.models.strict_json import shown
 
+Item = TypeVar("Item", int, float, str)
+
 MAX_INTEGER = 2**31 - 1
 MAX_LAYERS = 10_000
+
+_ITEMS = {int: "whole numbers", float: "numbers with a fraction", str: "texts"}
 
 
 def _is_positive(value: Any) -> bool:
@@ -82,6 +86,15 @@ class RawFields:
     def text(self, key: str, default: str | None = None) -> str:
         """A string. Without a default the key must be there; null is refused."""
         return str(self._checked(key, default, lambda v: isinstance(v, str), "a string"))
+
+    def items(self, key: str, kind: type[Item], default: list[Item] | None = None) -> list[Item]:
+        """A list whose items are all of the type `kind`. Without a default the key must be there."""
+        what = f"a list of {_ITEMS[kind]}"
+
+        def is_good(value: Any) -> bool:
+            return isinstance(value, list) and all(type(item) is kind for item in value)
+
+        return list(self._checked(key, default, is_good, what))
 
     def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A token id, a list of them, or null for none."""

@@ -154,10 +154,7 @@ def _head_dim(raw: RawFields, arch: str, hidden_size: int, heads: int) -> int:
 
 
 def _vocab_size(raw: RawFields, arch: str) -> int:
-    key, tokens = f"{arch}.vocab_size", raw.get("tokenizer.ggml.tokens")
-    if tokens is None:
-        return raw.integer(key)
-    count = len(tokens)
+    key, count = f"{arch}.vocab_size", len(raw.items("tokenizer.ggml.tokens", str, []))
     stated = raw.integer(key, count) if count else raw.integer(key)
     if count and stated != count:
         raise raw.error(f"{key} is {stated} and tokenizer.ggml.tokens has {count} tokens; they must match")

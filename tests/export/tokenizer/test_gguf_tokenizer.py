@@ -238,7 +238,7 @@ def _small() -> dict[str, Any]:
     ("change", "words"),
     [
         ({"tokenizer.ggml.pre": "kimi-k2"}, ["kimi-k2", "smollm"]),
-        ({"tokenizer.ggml.pre": None}, ["None", "safetensors"]),
+        ({"tokenizer.ggml.pre": None}, ["'none'", "safetensors"]),
         ({"tokenizer.ggml.model": "t5"}, ["t5", "gpt2 and llama"]),
         ({"tokenizer.ggml.suppress_tokens": [3]}, ["suppress_tokens", "[3]"]),
         ({"tokenizer.ggml.remove_extra_whitespaces": True}, ["remove_extra_whitespaces"]),
@@ -249,7 +249,22 @@ def _small() -> dict[str, Any]:
         ({"tokenizer.ggml.token_type": [1, 1]}, ["96 tokens", "2 token types"]),
         ({"tokenizer.ggml.tokens": ["a"] * 96}, ["'a'", "0 and 1"]),
         ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0]}, ["96 tokens", "1 scores"]),
-        ({"tokenizer.ggml.tokens": None}, ["no tokenizer.ggml.tokens"]),
+        ({"tokenizer.ggml.tokens": None}, ["'tokenizer.ggml.tokens' is missing", "a list of texts"]),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [float("nan")] * 96}, ["scores", "no numbers"]),
+        # Each key in another type than the format's.
+        ({"tokenizer.ggml.model": ["gpt2"]}, ["tokenizer.ggml.model is", "a string"]),
+        ({"tokenizer.ggml.tokens": 96}, ["tokenizer.ggml.tokens is 96", "a list of texts"]),
+        ({"tokenizer.ggml.token_type": 1}, ["token_type is 1", "a list of whole numbers"]),
+        ({"tokenizer.ggml.token_type": [1.5] * 96}, ["token_type is [1.5", "whole numbers"]),
+        ({"tokenizer.ggml.merges": [1, 2]}, ["merges is [1, 2]", "texts"]),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": ["0"] * 96}, ["scores", "a fraction"]),
+        ({"tokenizer.ggml.eos_token_id": "0"}, ['eos_token_id is "0"', "a whole number"]),
+        ({"tokenizer.ggml.eot_token_id": [0]}, ["eot_token_id is [0]", "a whole number"]),
+        ({"tokenizer.ggml.unknown_token_id": 1.5}, ["unknown_token_id is 1.5", "a whole number"]),
+        ({"tokenizer.ggml.add_bos_token": "no"}, ["add_bos_token", "true or false"]),
+        ({"tokenizer.ggml.add_sep_token": ""}, ["add_sep_token", "true or false"]),
+        ({"tokenizer.chat_template": 7}, ["chat_template is 7", "a string"]),
+        ({"tokenizer.chat_template.tool_use": ["x"]}, ["chat_template.tool_use", "a string"]),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], words: list[str]) -> None:

@@ -223,6 +223,14 @@ def test_a_file_that_is_no_model_is_told_as_what_it_is(tmp_path: Path, kind: str
     refused(tmp_path / "m.gguf", f"general.type: {kind!r}", said)
 
 
+def test_a_kind_of_file_that_is_no_text(tmp_path: Path) -> None:
+    writer = gguf_writer(tmp_path / "m.gguf", small_config())
+    writer.add_array("general.type", [1, 2])
+    add_weights(writer, small_config(), small_weights(small_config()))
+    close_gguf(writer)
+    refused(tmp_path / "m.gguf", "general.type is [1, 2]", "a string")
+
+
 def test_a_missing_tensor_is_no_fault_of_a_config_file(tmp_path: Path) -> None:
     config = small_config()
     weights = small_weights(config)

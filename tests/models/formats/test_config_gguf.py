@@ -177,6 +177,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({**metadata(), "clip.vision.block_count": 3}, ["clip.vision.block_count"]),
     ({**metadata(), "split.count": 2, "split.no": 0}, ["2 parts", "merge"]),
     ({"general.name": "x"}, ["general.architecture"]),
+    ({**metadata(), "tokenizer.ggml.tokens": 5}, ["tokenizer.ggml.tokens is 5", "a list of texts"]),
+    ({**metadata(), "tokenizer.ggml.tokens": [1.5] * 5}, ["tokenizer.ggml.tokens is [1.5", "a list of texts"]),
 ]
 
 
