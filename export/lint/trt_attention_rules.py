@@ -36,7 +36,7 @@ def window(flow: CacheFlow) -> Iterator[Trap]:
     """A window as an attribute."""
     for node in flow.graph.of("Attention"):
         for name in ("left_window_size", "right_window_size"):
-            size = node.attribute(name, -1)
+            size = node.integer(name, -1)
             if size != -1:
                 yield Trap(
                     "attention-window", _fate(node), node.label,
@@ -48,7 +48,7 @@ def window(flow: CacheFlow) -> Iterator[Trap]:
 def causal_over_cache(flow: CacheFlow) -> Iterator[Trap]:
     """A triangle that does not know where the queries are."""
     for node in flow.graph.of("Attention"):
-        if node.attribute("is_causal", 0) and _over_cache(flow, node):
+        if node.integer("is_causal", 0) and _over_cache(flow, node):
             yield Trap(
                 "causal-cache", Fate.LOUD if node.input(_MASK) else _fate(node), node.label,
                 "is_causal over a static cache anchors the triangle at slot 0, so a decode step would see the first "
@@ -60,7 +60,7 @@ def causal_over_cache(flow: CacheFlow) -> Iterator[Trap]:
 def scale(flow: CacheFlow) -> Iterator[Trap]:
     """A scale that TensorRT puts on the cache."""
     for node in flow.graph.of("Attention"):
-        value = node.attribute("scale", None)
+        value = node.number("scale", None)
         if value != 1.0 and _over_cache(flow, node):
             said = "no scale, which means 1/sqrt(head_dim)," if value is None else f"scale={value:g}"
             yield Trap(
@@ -90,9 +90,9 @@ def _unsupported(flow: CacheFlow, node: FlatNode) -> Iterator[tuple[str, str]]:
         yield "past_key and past_value are given", "Write the cache with TensorScatter"
     if sum(bool(name) for name in node.proto.output) > 1:
         yield "it has more than one output", "Write the cache with TensorScatter"
-    if node.attribute("softcap", 0.0) != 0.0:
+    if node.number("softcap", 0.0) != 0.0:
         yield "softcap is set", "This model cannot be built in TensorRT with the Attention operator"
-    if node.attribute("softmax_precision", None) is not None:
+    if node.integer("softmax_precision", None) is not None:
         yield "softmax_precision is set", "Leave it out: softmax precision is the backend's own"
     columns, slots = flow.graph.length(node.input(_MASK), -1), flow.graph.length(node.input(_K), -2)
     if columns is not None and slots is not None and 1 != columns < slots:

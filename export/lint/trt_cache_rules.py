@@ -26,12 +26,12 @@ def cache_writes(flow: CacheFlow) -> Iterator[Trap]:
 
 def _form(flow: CacheFlow, node: FlatNode) -> Iterator[Trap]:
     graph, past, present = flow.graph, node.input(0), str(node.proto.output[0])
-    if node.attribute("mode", b"linear") == b"circular":
+    if node.text("mode", "linear") == "circular":
         yield Trap(
             "circular-cache", Fate.LOUD, node.label, "mode=circular is not supported",
             "Use mode=linear and a cache as long as the longest sequence",
         )  # fmt: skip
-    axis = node.attribute("axis", -2)
+    axis = node.integer("axis", -2)
     sizes = graph.sizes_of(past)
     if sizes is not None and axis not in (-2, len(sizes) - 2):
         yield Trap(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
 from blockexport.export.bundle.dataflow.flat_graph import FlatNode
+from blockexport.export.bundle.dataflow.stored_values import values_of
 from blockexport.export.lint.lint_finding import Fate, Trap
 
 _CODES = (onnx.TensorProto.INT4, onnx.TensorProto.INT8)
@@ -31,8 +31,8 @@ def looked_up_codes(flow: CacheFlow) -> Iterator[Trap]:
 def short_blocks(flow: CacheFlow) -> Iterator[Trap]:
     """Blocks that do not divide the axis they lie along. TensorRT takes their size from the shapes alone."""
     for node, codes in _dequantised(flow):
-        block, axis = node.attribute("block_size", 0), node.attribute("axis", 1)
-        if not _is_axis(axis, codes) or not isinstance(block, int) or block <= 0:
+        block, axis = node.integer("block_size", 0), node.integer("axis", 1)
+        if not -len(codes.dims) <= axis < len(codes.dims) or block <= 0:
             continue
         size = codes.dims[axis]
         count = -(-size // block)
@@ -64,12 +64,12 @@ def zero_points(flow: CacheFlow) -> Iterator[Trap]:
 def unfused_codes(flow: CacheFlow) -> Iterator[Trap]:
     """Matrices [N, K] that a product reads transposed. TensorRT builds them; ONNX Runtime widens them at every call."""
     for node, codes in _dequantised(flow):
-        if len(codes.dims) != 2 or not node.attribute("block_size", 0) or not node.proto.output:
+        if len(codes.dims) != 2 or not node.integer("block_size", 0):
             continue
         weight = node.proto.output[0]
         for reader in flow.graph.readers.get(weight, []):
             if reader.op_type == "Transpose" or (
-                reader.op_type == "Gemm" and reader.input(1) == weight and reader.attribute("transB", 0)
+                reader.op_type == "Gemm" and reader.input(1) == weight and reader.integer("transB", 0)
             ):
                 yield Trap(
                     "unfused-codes", Fate.SILENT, node.label,
@@ -87,16 +87,7 @@ def _dequantised(flow: CacheFlow) -> Iterator[tuple[FlatNode, onnx.TensorProto]]
             yield node, codes
 
 
-def _is_axis(value: object, tensor: onnx.TensorProto) -> bool:
-    """Whether an attribute is an axis of the tensor; lint reads files that no checker has seen."""
-    return isinstance(value, int) and -len(tensor.dims) <= value < len(tensor.dims)
-
-
 def _is_zero(tensor: onnx.TensorProto) -> bool:
     """Whether every value of an initializer is 0; of one in a file of its own, which is not read, it is not known."""
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return False
-    try:
-        return not numpy_helper.to_array(tensor).astype(np.int64).any()
-    except (ValueError, TypeError, KeyError):  # its bytes are not those of its shape, or its type is none
-        return False
+    values = values_of(tensor)
+    return values is not None and bool(np.all(values == 0))

@@ -7,14 +7,14 @@ from functools import cache
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
+from blockexport.export.bundle.dataflow.attribute_kinds import STANDARD_DOMAINS
 from blockexport.export.bundle.dataflow.cache_flow import CacheFlow
 from blockexport.export.bundle.dataflow.flat_graph import FlatGraph, FlatNode
+from blockexport.export.bundle.dataflow.stored_values import values_of
 from blockexport.export.lint.lint_finding import Fate, Trap
 from blockexport.models.element_types import ELEMENT_TYPES
 
-_STANDARD = ("", "ai.onnx")
 _HALF = {one.onnx: one.name for one in ELEMENT_TYPES if one.is_float and one.itemsize == 2}
 _SUMS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")  # not ReduceL2, which TensorRT widens by itself
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
@@ -23,7 +23,7 @@ _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpos
 def foreign_domain(flow: CacheFlow) -> Iterator[Trap]:
     """Operators of other standards."""
     for node in flow.graph.nodes:
-        if node.proto.domain not in _STANDARD:
+        if node.proto.domain not in STANDARD_DOMAINS:
             domain = node.proto.domain.replace("{", "{{").replace("}", "}}")
             yield Trap(
                 "foreign-domain", Fate.SILENT, node.label,
@@ -35,7 +35,7 @@ def foreign_domain(flow: CacheFlow) -> Iterator[Trap]:
 
 @cache
 def _standard_operators() -> frozenset[str]:
-    return frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain in _STANDARD)
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain in STANDARD_DOMAINS)
 
 
 def function_names(model: onnx.ModelProto) -> Iterator[Trap]:
@@ -57,7 +57,7 @@ def half_statistics(flow: CacheFlow) -> Iterator[Trap]:
     """Means of squares, as an operator's type or spelled out."""
     graph = flow.graph
     for node in graph.of("RMSNormalization", "LayerNormalization", "GroupNormalization"):
-        kind = node.attribute("stash_type", 1)
+        kind = node.integer("stash_type", 1)
         if kind in _HALF:
             yield _statistics(node, f"stash_type={_HALF[kind]} takes the mean of squares", kind, "Set stash_type=1")
     for node in graph.of(*_SUMS):
@@ -98,9 +98,8 @@ def _passed_on(graph: FlatGraph, name: str, operators: tuple[str, ...]) -> list[
 
 
 def _equals_two(tensor: onnx.TensorProto) -> bool:
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return False
-    return bool(np.all(numpy_helper.to_array(tensor) == 2))
+    values = values_of(tensor)
+    return values is not None and bool(np.all(values == 2))
 
 
 def half_rope(flow: CacheFlow) -> Iterator[Trap]:

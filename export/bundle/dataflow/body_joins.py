@@ -32,7 +32,7 @@ def joins(node: onnx.NodeProto, inputs: list[str], outputs: list[str], bodies: S
         for index, name in enumerate(outputs):
             pairs.append(([*inputs[:1], *(name for _, exits in bodies for name in exits[index : index + 1])], name))
     return [
-        helper.make_node(node.op_type, [name for name in sources if name], [target], node.name)
+        helper.make_node(node.op_type, [name for name in sources if name], [target], node.name, domain=node.domain)
         for sources, target in pairs
     ]
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import onnx
-from onnx import helper, inliner, numpy_helper, shape_inference
+from onnx import helper, inliner, shape_inference
 
+from blockexport.export.bundle.dataflow.attribute_kinds import STANDARD_DOMAINS, require_kinds
 from blockexport.export.bundle.dataflow.body_joins import joins
+from blockexport.export.bundle.dataflow.stored_values import constant_tensor, values_of
 from blockexport.models.errors import UsageError
+
+Other = TypeVar("Other", int, float, str, None)
 
 # Operands that give a shape or a type and none of the result's values.
 _FORM_OPERANDS = {
@@ -56,10 +60,24 @@ class FlatNode:
         """The name of an input; empty where it is left out."""
         return str(self.proto.input[index]) if len(self.proto.input) > index else ""
 
-    def attribute(self, name: str, default: Any) -> Any:
-        """The value of an attribute."""
-        found = next((item for item in self.proto.attribute if item.name == name), None)
-        return default if found is None else helper.get_attribute_value(found)
+    # An operator of another domain may have an attribute of the name that is something else: it is none of ours.
+    def integer(self, name: str, default: Other) -> int | Other:
+        """An attribute that is a whole number."""
+        found = self._attribute(name, onnx.AttributeProto.INT)
+        return default if found is None else int(found.i)
+
+    def number(self, name: str, default: Other) -> float | Other:
+        """An attribute that is a fraction."""
+        found = self._attribute(name, onnx.AttributeProto.FLOAT)
+        return default if found is None else float(found.f)
+
+    def text(self, name: str, default: Other) -> str | Other:
+        """An attribute that is a text."""
+        found = self._attribute(name, onnx.AttributeProto.STRING)
+        return default if found is None else found.s.decode("utf-8", "replace")
+
+    def _attribute(self, name: str, kind: int) -> onnx.AttributeProto | None:
+        return next((item for item in self.proto.attribute if item.name == name and item.type == kind), None)
 
     def data_inputs(self) -> list[str]:
         """Inputs whose values go into the result's values."""
@@ -83,11 +101,12 @@ class FlatGraph:
         readers: the nodes that have a value among their inputs.
 
     Raises:
-        UsageError: a local function calls itself.
+        UsageError: a local function calls itself, or an attribute is not what its operator takes.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        graph = _with_types(_inlined(model)).graph
+        inlined = _with_types(_inlined(model))
+        graph, self._opset = inlined.graph, _opset(inlined)
         self._types: dict[str, onnx.TypeProto.Tensor] = {}
         self._constants: dict[str, onnx.TensorProto] = {}
         self.nodes: list[FlatNode] = []
@@ -168,13 +187,16 @@ class FlatGraph:
         return known
 
     def _add_node(self, node: onnx.NodeProto, known: Mapping[str, str], prefix: str, bodies: tuple[str, ...]) -> None:
+        require_kinds(node, label(node), self._opset)
         inputs = [known.get(name, name) for name in node.input]
         outputs = [known.get(name, name) for name in node.output]
         inner = {item.name: item.g for item in node.attribute if item.type == onnx.AttributeProto.GRAPH}
         # What an operator cannot do without may be missing all the same: files are not checked before they are read.
-        if node.op_type == "Constant" and outputs:
-            self._constants[outputs[0]] = _constant_value(node)
-        if node.op_type == "If" and inputs and outputs and (taken := self._taken(node, inputs[0])) is not None:
+        if not outputs:
+            return  # whatever it computes goes nowhere
+        if node.op_type == "Constant":
+            self._constants[outputs[0]] = constant_tensor(node)
+        if node.op_type == "If" and inputs and (taken := self._taken(node, inputs[0])) is not None:
             self._splice(taken, outputs, known, f"{prefix}{node.output[0]}/", bodies)
             return
         if not inner:
@@ -185,7 +207,7 @@ class FlatGraph:
             return
         ends = []
         for name, body in inner.items():
-            place = f"{prefix}{node.output[0] if node.output else node.name}/{name}/"
+            place = f"{prefix}{node.output[0]}/{name}/"
             names = self._add(body, known, place, (*bodies, label(node)))
             exits = [names.get(value.name, value.name) for value in body.output]
             ends.append(([names[value.name] for value in body.input], exits))
@@ -194,11 +216,8 @@ class FlatGraph:
     def _taken(self, node: onnx.NodeProto, condition: str) -> onnx.GraphProto | None:
         """The branch that an If always takes."""
         constant = self._constants.get(condition)
-        if constant is None or constant.data_location == onnx.TensorProto.EXTERNAL:
-            return None
-        try:
-            value = numpy_helper.to_array(constant)
-        except (ValueError, TypeError, KeyError):  # its bytes are not those of its shape, or its type is none
+        value = None if constant is None else values_of(constant)
+        if value is None:
             return None
         branch = "then_branch" if value.size == 1 and bool(value.reshape(-1)[0]) else "else_branch"
         return next((item.g for item in node.attribute if item.name == branch), None)
@@ -219,21 +238,9 @@ class FlatGraph:
                 self.nodes.append(FlatNode(helper.make_node("Identity", [source], [name]), bodies))
 
 
-def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto:
-    """The tensor of a Constant node, whichever attribute it is given by; empty where it is no plain tensor."""
-    for item in node.attribute:
-        if item.name == "value":
-            tensor: onnx.TensorProto = item.t
-            return tensor
-        if item.name.startswith("value_") and "string" not in item.name:
-            value = helper.get_attribute_value(item)
-            kind = onnx.TensorProto.FLOAT if "float" in item.name else onnx.TensorProto.INT64
-            return helper.make_tensor("", kind, [len(value)] if isinstance(value, list) else [], _listed(value))
-    return onnx.TensorProto()
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _opset(model: onnx.ModelProto) -> int:
+    """The version of the standard operators."""
+    return max((item.version for item in model.opset_import if item.domain in STANDARD_DOMAINS), default=1)
 
 
 def _tensor_type(tensor: onnx.TensorProto) -> onnx.TypeProto.Tensor:
