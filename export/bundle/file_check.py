@@ -60,8 +60,7 @@ def check_artifact(folder: Path, manifest: Manifest, name: str, verify: Verify) 
     if verify == "nothing" or name not in manifest.files:
         return
     for part in (name, *manifest.files[name].made_from):
-        if part in manifest.files:
-            check_file(folder / part, manifest.files[part], whole=verify == "whole")
+        check_file(folder / part, manifest.files[part], whole=verify == "whole")
 
 
 def check_file(path: Path, listed: FileEntry, *, whole: bool, remedy: str = _REMEDY) -> None:

@@ -198,8 +198,12 @@ def check_manifest(manifest: Manifest) -> None:
         )
     if not 1 <= slots <= rows:
         raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
+    if ONNX_FILE not in manifest.files:
+        raise ValueError(f"files does not list {ONNX_FILE}, which every bundle has")
     for path, entry in manifest.files.items():
         _check_file(path, entry)
+        if lost := sorted(entry.made_from.keys() - manifest.files.keys()):
+            raise ValueError(f"files[{path!r}] is made from {lost[0]}, which files does not list")
     made = manifest.interface
     for kind, listed, ports in zip(
         ("inputs", "outputs"), (manifest.inputs, manifest.outputs), (made.inputs, made.outputs), strict=True

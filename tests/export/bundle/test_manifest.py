@@ -55,6 +55,14 @@ def without_sha(data: dict[str, Any]) -> None:
     del data["files"]["model.onnx"]["sha256"]
 
 
+def without_graph(data: dict[str, Any]) -> None:
+    del data["files"]["model.onnx"]
+
+
+def without_weights(data: dict[str, Any]) -> None:
+    del data["files"]["model.safetensors"]
+
+
 def add_secret(data: dict[str, Any]) -> None:
     data["files"]["../secret"] = {"sha256": "0" * 64, "sampled_sha256": "0" * 64, "bytes": 1}
 
@@ -83,6 +91,8 @@ def add_secret(data: dict[str, Any]) -> None:
         (add_secret, "files lists '../secret', and must list none outside of the bundle"),
         (change("files/model.onnx/bytes", -1), "files['model.onnx'].bytes is -1, and must be at least 0"),
         (change("files/model.onnx/sha256", "abc"), "has the hash 'abc', and must have 64 hexadecimal digits"),
+        (without_graph, "files does not list model.onnx, which every bundle has"),
+        (without_weights, "is made from model.safetensors, which files does not list"),
         (without_output, "it lists 6 outputs, and a decoder of its config has 7"),
         (without_sha, "files['model.onnx'] lacks the key 'sha256'"),
     ],
