@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,7 @@ def inspect(
 
     for line in shadowed_preset(model):
         console.say(f"note: {line}")
-    for line in _quantised(Path(model)):
+    for line in _of_manifest(Path(model)):
         console.say(f"note: {line}")
     precision = options.one_precision("a count", fp32=fp32, fp16=fp16, bf16=bf16)
     description = inspect_model(model, tokens=tokens, batch_size=batch_size, precision=precision)
@@ -50,15 +51,17 @@ def inspect(
     return ExitCode.GOOD
 
 
-def _quantised(folder: Path) -> Iterator[str]:
-    """What the config of a bundle does not tell: that its weights take less than they are counted for."""
+def _of_manifest(folder: Path) -> Iterator[str]:
+    """What the config of a bundle does not tell: that its weights take less than they are counted for, or that nothing
+    is known of them."""
     from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, read_manifest
 
-    if not (folder / MANIFEST).is_file():
+    if not os.path.lexists(folder / MANIFEST):
         return
     try:
         manifest = read_manifest(folder)
-    except UsageError:  # the config is all that is asked for, and a manifest may be that of another program
+    except UsageError as error:  # the config is all that is asked for, and a manifest may be that of another program
+        yield f"{error}. Counted here is the model of config.json alone"
         return
     if manifest.quantisation is not None:
         held = sum(manifest.files[name].bytes for name in manifest.files[ONNX_FILE].made_from)

@@ -126,6 +126,30 @@ def test_a_folder_and_a_gguf_of_one_model_give_one_description(
     assert first["parameters"]["total"] == 260_032
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "manifest.json is damaged"),
+        (b'{"name": "of a web page"}', "manifest.json has schema version None"),
+        (None, "manifest.json cannot be read: it is a link to"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_not_passed_over_in_silence(
+    content: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(shared_path("models/stories260K/config.json"), tmp_path)
+    manifest = tmp_path / "manifest.json"
+    if content is None:
+        manifest.symlink_to("nowhere")
+    else:
+        manifest.write_bytes(content)
+    assert main(["inspect", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.rstrip().endswith("Counted here is the model of config.json alone")
+    assert "260,032" in captured.out
+
+
 def test_of_a_hub_model_only_the_config_is_downloaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
