@@ -17,7 +17,8 @@ from typing import Any
 
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
-from blockexport.models.regular_file import no_repeated_key, open_regular
+from blockexport.models.regular_file import is_text, no_repeated_key, open_regular
+from blockexport.models.strict_json import shown
 
 ITEM_BITS: Mapping[str, int] = {
     **{one.safetensors: 8 * one.itemsize for one in ELEMENT_TYPES},
@@ -86,8 +87,17 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
         ) from error
     if not isinstance(header, dict):
         raise UsageError(f"{path} is damaged: its header is not a JSON object. Download it again")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not _is_texts(metadata):
+        raise UsageError(
+            f"{path} is damaged: its __metadata__ is {shown(metadata)}, and must be texts by name, without which the "
+            "safetensors library does not open the file. Download it again"
+        )
     return header
+
+
+def _is_texts(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and all(isinstance(v, str) and is_text(k + v) for k, v in metadata.items())
 
 
 def _stored(path: Path, name: str, value: Any, data_start: int) -> StoredTensor:
@@ -97,7 +107,9 @@ def _stored(path: Path, name: str, value: Any, data_start: int) -> StoredTensor:
         if not whole or begin > end or dtype not in ITEM_BITS:
             raise ValueError
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: its header describes {name} as {value!r}. Download it again") from error
+        raise UsageError(
+            f"{path} is damaged: its header describes {name} as {shown(value)}. Download it again"
+        ) from error
     expected = prod(shape) * ITEM_BITS[dtype] // 8
     if end - begin != expected:
         raise UsageError(

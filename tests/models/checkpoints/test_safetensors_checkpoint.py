@@ -228,12 +228,26 @@ F32_PAIR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": F32_PAIR | {"data_offsets": [4, 12]}}, "gap"),
         ({"a": F32_PAIR, "b": F32_PAIR | {"data_offsets": [4, 12]}}, "overlaps a"),
         ({"a": F32_PAIR | {"shape": [1 << 62], "data_offsets": [0, 1 << 64]}}, "truncated"),
+        # What the safetensors library does not open is not copied into a bundle.
+        ({"a": F32_PAIR, "__metadata__": 1}, "__metadata__ is 1, and must be texts by name"),
+        ({"a": F32_PAIR, "__metadata__": "x"}, '__metadata__ is "x"'),
+        ({"a": F32_PAIR, "__metadata__": []}, "__metadata__ is []"),
+        ({"a": F32_PAIR, "__metadata__": {"format": 3}}, '__metadata__ is {"format": 3}'),
+        ({"a": F32_PAIR, "__metadata__": {"format": None}}, '__metadata__ is {"format": null}'),
+        ({"a": F32_PAIR, "__metadata__": {"x": "\ud800"}}, "__metadata__ is"),
     ],
 )
 def test_headers_that_lie(tmp_path: Path, header: Any, fragment: str) -> None:
     raw_file(tmp_path / "x.safetensors", header, bytes(8))
     with pytest.raises(UsageError, match=re.escape(fragment)):
         read_header(tmp_path / "x.safetensors")
+
+
+def test_a_lie_of_any_length_is_quoted_in_short(tmp_path: Path) -> None:
+    raw_file(tmp_path / "x.safetensors", {"a": F32_PAIR | {"dtype": "y" * 100_000}}, bytes(8))
+    with pytest.raises(UsageError, match=r"describes a as .*\.\.\.\. Download it again") as caught:
+        read_header(tmp_path / "x.safetensors")
+    assert len(str(caught.value)) < 500
 
 
 def test_no_flipped_byte_of_a_header_ends_in_a_traceback(folder: Path) -> None:
