@@ -47,6 +47,8 @@ SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 GARBAGE_THRESHOLD = 100_000  # new objects between two looks for garbage
 
+LONGEST_MESSAGE = 10_000  # characters: a file may hold names of any length, and the remedy stands at the end
+
 # What the operating system refuses for a reason that the user can fix; other errors of the system are our bugs.
 _REMEDIES = {
     errno.ENOSPC: "free some space, or choose a folder on another device",
@@ -198,5 +200,8 @@ def _package(module: str | None) -> str | None:
 
 
 def _complain(message: str, code: ExitCode) -> ExitCode:
+    if len(message) > LONGEST_MESSAGE:
+        half, rest = LONGEST_MESSAGE // 2, len(message) - LONGEST_MESSAGE
+        message = f"{message[:half]} ... ({rest} characters left out) ... {message[-half:]}"
     console.say(f"blockexport: {message}")
     return code

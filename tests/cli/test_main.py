@@ -126,7 +126,7 @@ def test_version_is_the_installed_one() -> None:
         ),
         (
             ["inspect"],
-            "MODEL is missing: a folder with config.json, a .gguf file, a preset such as llama-3-8b, or a Hub id\n"
+            "MODEL is missing: checkpoint folder, .gguf file, Hugging Face id, or preset name\n"
             "Usage: blockexport inspect [OPTIONS] {MODEL}\n",
         ),
         (["generate", "b"], "PROMPT is missing: what to say to the model; - reads it from stdin\n"),
@@ -200,6 +200,18 @@ def test_each_known_outcome_has_its_code_and_one_message(
     captured = capfd.readouterr()
     assert captured.err == message
     assert captured.out == ""
+
+
+def test_a_message_about_names_of_any_length_keeps_its_beginning_and_its_end(
+    failing: list[BaseException], capfd: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(UsageError(f"m.gguf lacks {'a' * 100_000}: download it again"))
+    assert program.main(["fail"]) == 2
+    message = capfd.readouterr().err
+    assert message.startswith("blockexport: m.gguf lacks aaa")
+    assert message.endswith("aaa: download it again\n")
+    assert "(90032 characters left out)" in message
+    assert len(message) < program.LONGEST_MESSAGE + 100
 
 
 @pytest.mark.parametrize(
