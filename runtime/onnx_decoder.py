@@ -16,7 +16,7 @@ from blockexport.models import io_names
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
-from blockexport.runtime.onnx_session import bind, open_session, ort, require_shapes, session_options
+from blockexport.runtime.onnx_session import bind, lacks_memory, open_session, ort, require_shapes, session_options
 
 # In which type ONNX Runtime multiplies by quantised weights.
 _ACTIVATIONS, _FLOAT32, _EIGHT_BITS = "session.qdq_matmulnbits_accuracy_level", "1", "4"
@@ -86,6 +86,6 @@ def failed_node(error: Exception) -> Exception:
     """What ONNX Runtime says about a node of the graph, as an ArtifactError; anything else, such as inputs that are not
     the graph's or a lack of memory, as it is."""
     said = str(error)
-    if "while running" not in said or "allocat" in said.lower():
+    if "while running" not in said or lacks_memory(said):
         return error
     return ArtifactError(f"ONNX Runtime {ort.__version__} fails in the graph: {said.partition('while running ')[2]}")

@@ -113,9 +113,14 @@ def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, re
             raise NotJudgedError(
                 f"ONNX Runtime {ort.__version__} cannot run {path}: {said}. {_remedy(said, ort.__version__)}"
             ) from error
-        if "allocat" in said.lower():
+        if lacks_memory(said):
             raise MemoryError(said) from error
         raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {said}. {remedy}") from error
+
+
+def lacks_memory(said: str) -> bool:
+    """Whether an error of ONNX Runtime's is about memory that it did not get."""
+    return any(words in said.lower() for words in ("failed to allocate", "bad_alloc", "bad allocation"))
 
 
 def _remedy(said: str, version: str) -> str:

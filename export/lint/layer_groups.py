@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-_LAYER = re.compile(r"(?:^|[._/ ])(?:layers?|blocks?|h|past_key_values|present)[._/]?(\d+)(?=[._/]|$)")
+_LAYER = re.compile(r"(?:^|[._/ ])(?:layers?|blocks?|h|past_key_values|present)[._/]?(\d{1,9})(?=[._/]|$)")
 
 Problem = tuple[str, tuple[str, ...]]
 """A sentence with a `{}` for each name in it, and those names."""

@@ -67,7 +67,7 @@ def is_running(process: int) -> bool:
     """Whether there is a process of this number on this machine."""
     try:
         os.kill(process, 0)  # signal 0 asks only
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number that large
         return False
     except PermissionError:
         return True

@@ -36,6 +36,7 @@ from blockexport.runtime.foreign import names as roles
 from blockexport.runtime.foreign.names import Names, name_roles
 
 _TYPES = {number: element.torch_dtype for number, element in BY_ONNX.items()}
+_SIZE = re.compile("[0-9]{1,18}")  # more digits are no size of any tensor
 _QUANTISED = re.compile(
     r"MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|.*BlockQuantized|QMoE"
 )
@@ -143,13 +144,15 @@ def recognise(model: onnx.ModelProto, path: Path, mapped: Mapping[str, str] | No
                 f"{path} has no output {role}, by that or a known name: it gives {listed(list(outputs), 6)}"
             )
     takes_cache = any(role.startswith(io_names.PAST) for role in taken)
-    shape = _cache_shape(taken, pasts, path) if takes_cache else _cache_shape(given, presents, path)
+    ends, wanted = (taken, _all_of(pasts, taken, path)) if takes_cache else (given, presents)
+    caches = [ends[role] for role in wanted]
+    shape = _cache_shape(caches, path)
     ids, logits, present = sizes_of(taken[io_names.INPUT_IDS]), sizes_of(given[io_names.LOGITS]), given[presents[0]]
     return Convention(
         cache=_cache_kind(graph, found, ports, shape, sizes_of(present), path) if takes_cache else Cache.NONE,
         layers=layers,
         cache_shape=shape,
-        dtype=_TYPES[present.type.tensor_type.elem_type],
+        dtype=_TYPES[caches[0].type.tensor_type.elem_type],
         names=found,
         ports=ports,
         one_token=ids[1:] == (1,),
@@ -184,7 +187,7 @@ def _ports(taken: Values, odd: Sequence[onnx.ValueInfoProto], path: Path) -> dic
         dtype, sizes = _TYPES.get(value.type.tensor_type.elem_type), sizes_of(value)
         known = roles.INPUTS[re.sub(r"\.\d+$", ".{i}", role)].forms
         if dtype is None or dtype not in known.get(len(sizes), ()):
-            kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            kind = _kind_of(value)
             allowed = "; ".join(
                 f"{rank} dimensions of {', '.join(str(t).removeprefix('torch.') for t in types)}"
                 for rank, types in known.items()
@@ -236,16 +239,19 @@ def _shares(graph: onnx.GraphProto, found: Names, path: Path) -> bool:
     return all(shared)
 
 
-def _cache_shape(values: Values, wanted: Sequence[str], path: Path) -> Shape:
-    """The shape that all caches have in common: those that the graph takes, or else those that it makes."""
+def _all_of(wanted: Sequence[str], values: Values, path: Path) -> Sequence[str]:
     missing = next((role for role in wanted if role not in values), None)
     if missing is not None:
         raise UsageError(f"{path} has cache inputs for {len(wanted) // 2} layers, and no {missing} among them")
-    caches = [values[role] for role in wanted]
-    kinds = {(value.type.tensor_type.elem_type, len(sizes_of(value))) for value in caches}
+    return wanted
+
+
+def _cache_shape(caches: Sequence[onnx.ValueInfoProto], path: Path) -> Shape:
+    """The shape that all caches have in common: those that the graph takes, or else those that it makes."""
+    kinds = {(_kind_of(value), len(sizes_of(value))) for value in caches}
     shape = sizes_of(caches[0])
     if len(kinds) > 1 or _TYPES.get(caches[0].type.tensor_type.elem_type) not in roles.FLOATS or len(shape) != 4:
-        listed = sorted(f"{onnx.TensorProto.DataType.Name(kind)} of {rank} dimensions" for kind, rank in kinds)
+        listed = sorted(f"{kind} of {rank} dimensions" for kind, rank in kinds)
         raise UsageError(
             f"{path} has caches of {' and '.join(listed)}: known is [batch, key/value heads, length, head_dim] in one "
             "floating-point type"
@@ -253,8 +259,15 @@ def _cache_shape(values: Values, wanted: Sequence[str], path: Path) -> Shape:
     return shape
 
 
+def _kind_of(value: onnx.ValueInfoProto) -> str:
+    """ONNX's name of an element type."""
+    number = value.type.tensor_type.elem_type
+    known = number in onnx.TensorProto.DataType.values()
+    return str(onnx.TensorProto.DataType.Name(number)) if known else f"the unknown type {number}"
+
+
 def sizes_of(value: onnx.ValueInfoProto) -> Shape:
     """The declared shape; a name that is a number, as some exporters write it, is that number."""
     dims = value.type.tensor_type.shape.dim
     sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
-    return tuple(int(size) if isinstance(size, str) and size.isdecimal() else size for size in sizes)
+    return tuple(int(size) if isinstance(size, str) and _SIZE.fullmatch(size) else size for size in sizes)

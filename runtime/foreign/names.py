@@ -107,6 +107,9 @@ _OUTPUT_TEMPLATES = [
 ROLES = (*INPUTS, PAST_KEY, PAST_VALUE, PRESENT_KEY, PRESENT_VALUE, io_names.LOGITS)
 
 
+_DIGITS = 5  # of a layer's number: a list as long as the number says is made before any layer is missed
+
+
 @dataclass(frozen=True)
 class Names:
     """The file's names by role, for its inputs and its outputs; `odd` are inputs that have no role known here."""
@@ -181,7 +184,7 @@ def _match(template: str, name: str) -> str | None:
     before, hole, after = template.partition("{i}")
     if not hole:
         return "" if name == template else None
-    match = re.fullmatch(re.escape(before) + r"(\d+)" + re.escape(after), name)
+    match = re.fullmatch(re.escape(before) + f"([0-9]{{1,{_DIGITS}}})" + re.escape(after), name)
     return None if match is None else str(int(match.group(1)))
 
 

@@ -267,6 +267,8 @@ def test_only_a_node_of_the_graph_is_the_artifacts_fault() -> None:
     memory = RuntimeError("Non-zero status code returned while running MatMul node. Failed to allocate memory")
     ours = RuntimeError("Invalid input name: position_idss")
     assert failed_node(memory) is memory and failed_node(ours) is ours
+    sizes = RuntimeError("... while running X node. UnpackTensor: the pre-allocate size does not match the size")
+    assert isinstance(failed_node(sizes), ArtifactError)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def test_one_problem_is_told_as_it_is() -> None:
         (["Attention transformer.h.2.attn", "h.4.attn", "h.5.attn"], "layers 2, 4..5: "),
         (["past_key_values.1.key", "present.0.key"], "layers 0..1: "),
         (["node_12", "depth.3.conv", "layers.3x", "blackbox"], ""),
+        ([f"layers.{'9' * 5000}.mlp"], ""),
         ([], ""),
     ],
 )

@@ -229,10 +229,12 @@ def test_what_a_killed_process_left_is_removed_by_the_next(bundle: Path) -> None
 def test_partial_files_of_the_living_and_of_other_machines_are_left(tmp_path: Path) -> None:
     own, elsewhere = partial_path(tmp_path / "a"), tmp_path / ".a.some-other-machine-999999-00000000.partial"
     theirs = tmp_path / own.name.replace(str(os.getpid()), str(os.getppid()))
-    for path in (own, elsewhere, theirs, tmp_path / ".partial", tmp_path / ".mine.partial"):
+    impossible = tmp_path / own.name.replace(str(os.getpid()), "9" * 30)  # no process has this number
+    for path in (own, elsewhere, theirs, impossible, tmp_path / ".partial", tmp_path / ".mine.partial"):
         path.touch()
     remove_abandoned(tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
+    assert not impossible.exists()
 
 
 def test_a_disk_without_room_is_refused_before_the_build(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

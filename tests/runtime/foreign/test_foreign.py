@@ -202,6 +202,10 @@ def _input(name: str, kind: int = TensorProto.INT64, shape: tuple[str | int, ...
     return change
 
 
+def _cache(name: str, kind: int = TensorProto.FLOAT) -> Change:
+    return _input(name, kind, ("b", 3, "p", 16))
+
+
 def _drop(kind: str, prefix: str) -> Change:
     def change(model: onnx.ModelProto) -> None:
         values = getattr(model.graph, kind)
@@ -240,6 +244,13 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("growing", _input("past_key_values.1.key", TensorProto.FLOAT16, ("b", 3, "p", 16)), "caches of FLOAT of 4 .* and"),
     ("growing", _fixed_length_without_places, "cache of fixed length .* and no input that says into which slots"),
     ("shared", _drop("input", "attention_mask"), "and has no attention_mask"),
+    # Names and types that no exporter writes.
+    ("growing", _cache("past_key_values.99999999999.key"), "the input past_key_values.99999999999.key .*no convention"),
+    ("growing", _cache(f"past_key_values.{'9' * 5000}.key"), "no convention known here has"),
+    ("growing", _cache("past_key_values.9999.key"), "has no output present"),
+    ("growing", _cache("past_key_values.1.key", 99), "caches of FLOAT of 4 dimensions and the unknown type 99"),
+    ("growing", _cache("past_key_values.1.key", TensorProto.STRING), "FLOAT of 4 dimensions and STRING of 4"),
+    ("growing", _input("input_ids", 99), "takes input_ids as the unknown type 99"),
 ]
 
 
@@ -250,6 +261,28 @@ def test_what_is_not_recognised_is_refused_by_name(
     path = changed(files[kind], tmp_path / "odd.onnx", change)
     with pytest.raises(UsageError, match=message):
         read_foreign([path])
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UNDEFINED, TensorProto.STRING, 99])
+def test_a_cache_is_of_the_type_that_the_graph_takes(kind: int, files: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever it says of the outputs, which ONNX Runtime holds against the graph when it loads it."""
+
+    def declare(model: onnx.ModelProto) -> None:
+        for value in model.graph.output:
+            value.type.tensor_type.elem_type = kind
+
+    path = changed(files["growing"], tmp_path / "odd.onnx", declare)
+    assert read_foreign([path])[0].convention.dtype == torch.float32
+
+
+def test_a_size_of_many_digits_is_a_name(files: dict[str, Path], tmp_path: Path) -> None:
+    def declare(model: onnx.ModelProto) -> None:
+        for value in [*model.graph.input, *model.graph.output]:
+            if value.name.startswith(("past", "present")):
+                value.type.tensor_type.shape.dim[2].dim_param = "9" * 5000
+
+    path = changed(files["growing"], tmp_path / "odd.onnx", declare)
+    assert read_foreign([path])[0].convention.slots is None
 
 
 def test_one_layer_of_another_kind_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
