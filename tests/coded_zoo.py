@@ -47,6 +47,7 @@ class CodedExhibit:
         bits: of the codes with which it can be made.
         fits: of which shapes (N, K) it can be made without anybody noticing, in blocks of a size.
         sound: makes the matrix that the mistake is made with.
+        in_layers: not in embedding and head: tokens that were never trained are too much alike to tell them apart.
     """
 
     mistake: str
@@ -55,6 +56,7 @@ class CodedExhibit:
     bits: tuple[int, ...] = (4, 8)
     fits: Callable[[int, int, int], bool] = lambda outputs, inputs, block: True
     sound: Build | None = None
+    in_layers: bool = False
 
     def __str__(self) -> str:
         return f"{self.mistake}{'-' if self.label else ''}{self.label}"
@@ -209,8 +211,8 @@ CODED_EXHIBITS: list[CodedExhibit] = [
     CodedExhibit("neighbour_scale", partial(_neighbour, step=-1, around=False), "after", fits=_several),
     CodedExhibit("neighbour_scale", _other_output, "output"),
     CodedExhibit("scales_turned", _table_turned, fits=_several),
-    CodedExhibit("outputs_moved", partial(_outputs_moved, with_scales=False), "codes", fits=_many),
-    CodedExhibit("outputs_moved", partial(_outputs_moved, with_scales=True), "whole", fits=_many),
+    CodedExhibit("outputs_moved", partial(_outputs_moved, with_scales=False), "codes", fits=_many, in_layers=True),
+    CodedExhibit("outputs_moved", partial(_outputs_moved, with_scales=True), "whole", fits=_many, in_layers=True),
     CodedExhibit("nibbles_swapped", _nibbles, bits=(4,)),
     CodedExhibit("codes_off_by_half", _sign),
     CodedExhibit("zero_point_ignored", _zero_point_ignored, sound=with_zero_points),

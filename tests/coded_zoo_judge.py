@@ -34,7 +34,11 @@ class CodedCage(NamedTuple):
 
     def _fits(self, name: str, exhibit: CodedExhibit) -> bool:
         scheme = self.quantisation.scheme_of(name)
-        if scheme is None or scheme.bits not in exhibit.bits:
+        if (
+            scheme is None
+            or scheme.bits not in exhibit.bits
+            or (exhibit.in_layers and name in (EMBEDDING, OUTPUT_HEAD))
+        ):
             return False
         outputs, inputs = source_of(self.cage.checkpoint, name).shape
         return exhibit.fits(outputs, inputs, scheme.block_size)

@@ -13,12 +13,15 @@ from blockexport.compare.audits.undone import Undone
 
 _ROWS = 512  # outputs of a matrix are enough to tell which of its inputs is which, and the other way round
 _HELD = 1 << 10  # at a time against all
+_MOST = 1 << 15  # are held against each other: the tokens of a large vocabulary would take minutes
 
 
 def inputs_moved(matrix: CodedMatrix, wanted_RA: torch.Tensor, fault: Fault) -> Iterator[Undone]:
     """Each input's column is the one of the weight that it is most like, if that makes every one somebody's."""
     weight_NK = matrix.weight_of(wanted_RA)
     width = weight_NK.shape[1]
+    if width > _MOST:
+        return
     own = torch.arange(width) if matrix.order_K is None else torch.from_numpy(matrix.order_K.astype(np.int64))
     part = matrix if matrix.by_inputs else matrix.rows(slice(_ROWS))
     found_NK = replace(part, order_K=None).dequantised()[:_ROWS]
@@ -32,7 +35,7 @@ def inputs_moved(matrix: CodedMatrix, wanted_RA: torch.Tensor, fault: Fault) -> 
 
 def outputs_moved(matrix: CodedMatrix, wanted_RA: torch.Tensor, fault: Fault) -> Iterator[Undone]:
     """The codes of each output are those of the one that they are most like; its scales are its own, or moved too."""
-    if matrix.by_inputs:
+    if matrix.by_inputs or len(matrix.codes_RA) > _MOST:
         return
     inputs = slice(_ROWS)
     # By their sizes: the sign is half in the scales, which may be another output's.
