@@ -2,6 +2,10 @@
 
 Past and present of every layer are bound to one buffer, so a step copies nothing but its logits. The buffers are torch
 tensors: `cache` gives them as they are.
+
+Attention looks at every slot that is bound, so the buffers begin with few slots and double when a call needs more: a
+step costs what its context does, and not what M does. Nothing in the graph depends on how many there are. What is
+judged has all M of them from the start, as the file declares.
 """
 
 from __future__ import annotations
@@ -9,17 +13,24 @@ from __future__ import annotations
 import onnx
 import torch
 
-from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_length, read_graph
+from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_length, leave_slots_open, read_graph
 from blockexport.export.bundle.file_check import check_artifact
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models import io_names
+from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.onnx_session import bind, lacks_memory, open_session, ort, require_shapes, session_options
 
-# In which type ONNX Runtime multiplies by quantised weights.
-_ACTIVATIONS, _FLOAT32, _EIGHT_BITS = "session.qdq_matmulnbits_accuracy_level", "1", "4"
+FIRST_SLOTS = 128  # bound at first, or M where that is less
+
+# A product by quantised weights becomes one kernel, which rounds the activations to 8 bits block by block.
+_FAST = ("session.qdq_matmulnbits_accuracy_level", "4")
+# Each operator is run as it stands, and what is constant is computed when the file is loaded: the weights are then in
+# memory in the declared type. The kernel could do without the rounding, too (level 1), but it widens the whole matrix
+# again at every call: ten times the processor time for the same values.
+_EXACT = ("session.disable_quant_qdq", "1")
 
 
 class OnnxDecoder(Decoder):
@@ -35,11 +46,33 @@ class OnnxDecoder(Decoder):
         folder, manifest = wanted.folder, wanted.manifest
         graph = read_graph(folder, manifest)
         check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
+        self._first_slots = self.max_sequence_length if wanted.exact else min(FIRST_SLOTS, self.max_sequence_length)
         self._session = _session(wanted, graph)
         self.reset()
 
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Decoder.cache`: all M slots."""
+        self._make_room(self.max_sequence_length)
+        return super().cache(layer)
+
     def _allocate(self, batch_size: int) -> None:
-        super()._allocate(batch_size)
+        self._past = empty_cache(self.config, batch_size, self._first_slots, self.dtype)
+        self._bind_caches()
+
+    def _make_room(self, slots: int) -> None:
+        """Have at least `slots` slots, at most M, with what is in those that there are."""
+        held = self._past[0].shape[2]
+        if slots <= held:
+            return
+        wanted = held
+        while wanted < slots:
+            wanted *= 2
+        more = min(wanted, self.max_sequence_length) - held
+        for i, past_BKMH in enumerate(self._past):  # one by one, so that no more than one is there twice
+            self._past[i] = torch.nn.functional.pad(past_BKMH, (0, 0, 0, more))
+        self._bind_caches()
+
+    def _bind_caches(self) -> None:
         self._binding = self._session.io_binding()
         layers = self.config.num_hidden_layers
         names = zip(io_names.past_names(layers), io_names.present_names(layers), self._past, strict=True)
@@ -48,6 +81,7 @@ class OnnxDecoder(Decoder):
             bind(self._binding.bind_output, present, buffer)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        self._make_room(int(position_ids_BS[:, 0].max()) + position_ids_BS.shape[1])
         given = inputs.contiguous()
         positions = position_ids_BS.contiguous()
         output = torch.empty(self.interface.output_shape(*position_ids_BS.shape), dtype=self.dtype)
@@ -71,12 +105,15 @@ def _session(wanted: Opening, graph: onnx.ModelProto) -> ort.InferenceSession:
     if wanted.low_memory:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if manifest.quantisation is not None:
-        options.add_session_config_entry(_ACTIVATIONS, _FLOAT32 if wanted.exact else _EIGHT_BITS)
+        options.add_session_config_entry(*(_EXACT if wanted.exact else _FAST))
     path = wanted.folder / ONNX_FILE
     model: str | bytes = str(path)
     if slots != manifest.max_sequence_length:
         trained = manifest.config.max_position_embeddings
         declare_max_sequence_length(graph, slots, manifest.rope_table_rows, trained)
+    if not wanted.exact:
+        leave_slots_open(graph)
+    if slots != manifest.max_sequence_length or not wanted.exact:
         model = graph.SerializeToString()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(wanted.folder))
     return open_session(model, options, path, f"{REMEDY}.")

@@ -28,7 +28,8 @@ def open_decoder(
 
     Args:
         folder: a bundle.
-        backend: the name of one of `BACKENDS`; `eager` runs PyTorch on the source checkpoint in the bundle's precision.
+        backend: the name of one of `BACKENDS`; `eager` runs PyTorch in the bundle's precision, on the source
+            checkpoint, or on the dequantised weights of a quantised bundle.
         max_sequence_length: cache slots M, when other than the bundle's.
         model: where the source checkpoint is, for `eager`; by default where the manifest says.
         low_memory: map the weights instead of repacking them (onnxruntime).
@@ -36,9 +37,10 @@ def open_decoder(
         verify: how the files that are run are compared with the manifest: `sample` reads some pages of each, which
             takes milliseconds and tells another model's weights; `whole` reads all; `nothing` runs them as they are.
             Compiled code (aoti, tensorrt) is always compared whole.
-        exact: of a quantised bundle, multiply by the weights in float32 (onnxruntime): what the file says, and what is
-            judged. By default activations are rounded to 8 bits block by block first, as ONNX Runtime does in any
-            program that does not forbid it: several times as fast, for an error of about 0.6 % of each product.
+        exact: run the file as it is judged (onnxruntime): products by quantised weights in the declared type, with
+            weights dequantised in memory, and all M cache slots from the start. By default activations are rounded to 8
+            bits block by block first, as ONNX Runtime does in any program that does not forbid it: several times as
+            fast, for an error of about 0.6 % of each product. And there are as many slots as the context needs.
 
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -50,9 +50,20 @@ def declare_max_sequence_length(
         UsageError: M is not positive, or beyond the rows of the file's RoPE table.
     """
     require_table_rows(max_sequence_length, table_rows, trained)
+    for slots in _slot_axes(model):
+        slots.dim_value = max_sequence_length
+
+
+def leave_slots_open(model: onnx.ModelProto) -> None:
+    """Let the caches of an exported model have any number of slots, in place."""
+    for slots in _slot_axes(model):
+        slots.dim_param = "cache_slots"
+
+
+def _slot_axes(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
     for value in (*model.graph.input, *model.graph.output):
         if value.name.startswith((io_names.PAST, io_names.PRESENT)):
-            value.type.tensor_type.shape.dim[2].dim_value = max_sequence_length
+            yield value.type.tensor_type.shape.dim[2]
 
 
 def _check_interface(path: Path, kind: str, values: Sequence[onnx.ValueInfoProto], listed: Sequence[Port]) -> None:

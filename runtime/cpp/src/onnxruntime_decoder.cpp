@@ -1,5 +1,6 @@
 #include <onnxruntime_cxx_api.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -16,6 +17,7 @@ namespace blockexport {
 namespace {
 
 constexpr const char* kModel = "model.onnx";
+constexpr std::int64_t kFirstSlots = 128;  // bound at first, or M where that is less
 
 ONNXTensorElementDataType element_type(DType dtype) {
   switch (dtype) {
@@ -47,7 +49,12 @@ class Buffer {
   }
   Buffer(Buffer&& other) noexcept
       : bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)), start_(other.start_) {}
-  Buffer& operator=(Buffer&&) = delete;
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    std::swap(memory_, other.memory_);
+    std::swap(start_, other.start_);
+    return *this;
+  }
   ~Buffer() { std::free(memory_); }
 
   void* data() const { return start_; }
@@ -60,18 +67,22 @@ class Buffer {
   std::byte* start_;
 };
 
+// Attention looks at every slot that is bound, so on a processor the caches begin with few slots and double when a call
+// needs more: a step costs what its context does, and not what M does. What is judged has all M of them from the start.
 class OnnxRuntimeDecoder final : public Decoder {
  public:
   OnnxRuntimeDecoder(Manifest from, const DecoderOptions& options)
       : Decoder(std::move(from)),
         environment_(quiet_environment()),
-        session_(open_session(environment_, manifest(), options)),
         on_host_(options.provider == "cpu"),
+        grows_(on_host_ && !options.exact),
+        session_(open_session(environment_, manifest(), options, grows_)),
         device_(options.provider == "cpu" ? "Cpu" : "Cuda", OrtDeviceAllocator, options.device, OrtMemTypeDefault),
         host_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {
     check_interface();
     // The weights were repacked; what stays mapped of them is an embedding of which a step reads a row.
     if (on_host_ && !options.low_memory) release_mapped_files(manifest().folder);
+    release_free_memory();
     reset();
   }
 
@@ -83,13 +94,18 @@ class OnnxRuntimeDecoder final : public Decoder {
     return made;
   }
 
-  static Ort::Session open_session(const Ort::Env& environment, const Manifest& manifest, const DecoderOptions& options) {
+  static Ort::Session open_session(const Ort::Env& environment, const Manifest& manifest, const DecoderOptions& options,
+                                   bool& grows) {
     const std::filesystem::path path = manifest.file(kModel);
     Ort::SessionOptions made = session_options(options);
-    if (options.max_sequence_length == 0) return {environment, path.c_str(), made};
+    if (options.max_sequence_length == 0 && !grows) return {environment, path.c_str(), made};
     std::ifstream file(path, std::ios::binary);
     const std::string content{std::istreambuf_iterator<char>(file), {}};
-    const std::string declared = with_max_sequence_length(content, manifest.max_sequence_length, path.string());
+    std::string declared = with_max_sequence_length(content, manifest.max_sequence_length, path.string());
+    // A file of another M than its manifest's is opened as it is, for its interface to be refused.
+    if (options.max_sequence_length == 0 && declared != content) grows = false;
+    if (grows) declared = with_open_slots(declared, path.string());
+    if (options.max_sequence_length == 0 && !grows) return {environment, path.c_str(), made};
     made.AddConfigEntry("session.model_external_initializers_file_folder_path", manifest.folder.string().c_str());
     return {environment, declared.data(), declared.size(), made};
   }
@@ -98,7 +114,13 @@ class OnnxRuntimeDecoder final : public Decoder {
     Ort::SessionOptions made;
     made.SetIntraOpNumThreads(options.threads);
     if (options.low_memory) made.AddConfigEntry("session.disable_prepacking", "1");
-    made.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", options.exact ? "1" : "4");
+    // A product by quantised weights becomes one kernel, which rounds the activations to 8 bits. Exactly, it is run as it
+    // stands, with the weights dequantised when the file is loaded: the kernel would widen them again at every call.
+    if (options.exact) {
+      made.AddConfigEntry("session.disable_quant_qdq", "1");
+    } else {
+      made.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", "4");
+    }
     if (options.provider == "cuda") {
       OrtCUDAProviderOptions cuda;
       cuda.device_id = options.device;
@@ -123,8 +145,17 @@ class OnnxRuntimeDecoder final : public Decoder {
     for (std::size_t i = 0; i < session_.GetOutputCount(); ++i) {
       outputs.push_back(declared(session_.GetOutputNameAllocated(i, allocator).get(), session_.GetOutputTypeInfo(i)));
     }
+    for (auto* ports : {&inputs, &outputs}) {
+      for (DeclaredPort& port : *ports) declare_slots(port);
+    }
     check_ports(manifest().inputs, inputs, "input", artifact);
     check_ports(manifest().outputs, outputs, "output", artifact);
+  }
+
+  // What was left open in the session is M in the file.
+  void declare_slots(DeclaredPort& port) const {
+    const bool is_open = grows_ && port.shape.size() == 4 && port.shape[2] < 0;
+    if (is_open) port.shape[2] = max_sequence_length();
   }
 
   static DeclaredPort declared(const char* name, const Ort::TypeInfo& info) {
@@ -133,7 +164,7 @@ class OnnxRuntimeDecoder final : public Decoder {
   }
 
   std::vector<std::int64_t> cache_shape() const {
-    return {batch_size(), manifest().num_key_value_heads, max_sequence_length(), manifest().head_dim};
+    return {batch_size(), manifest().num_key_value_heads, slots_, manifest().head_dim};
   }
 
   Ort::Value tensor(const Ort::MemoryInfo& where, void* data, std::size_t bytes, const std::vector<std::int64_t>& shape,
@@ -141,11 +172,37 @@ class OnnxRuntimeDecoder final : public Decoder {
     return Ort::Value::CreateTensor(where, data, bytes, shape.data(), shape.size(), element_type(dtype));
   }
 
-  void allocate(std::int64_t batch_size) override {
+  // Bytes of one row's slots of one head.
+  std::size_t plane_bytes() const {
+    return static_cast<std::size_t>(slots_ * manifest().head_dim) * size_of(manifest().dtype);
+  }
+
+  std::size_t planes() const { return static_cast<std::size_t>(batch_size() * manifest().num_key_value_heads); }
+
+  // Has at least `slots` slots, with what is in those that there are.
+  void make_room(std::int64_t slots) {
+    if (slots <= slots_) return;
+    const std::size_t held = plane_bytes();
+    while (slots_ < slots) slots_ *= 2;
+    slots_ = std::min(slots_, max_sequence_length());
+    for (Buffer& cache : caches_) {
+      Buffer larger(planes() * plane_bytes());
+      for (std::size_t i = 0; i < planes(); ++i) {
+        std::memcpy(static_cast<std::byte*>(larger.data()) + i * plane_bytes(),
+                    static_cast<const std::byte*>(cache.data()) + i * held, held);
+      }
+      cache = std::move(larger);
+    }
+    binding_ = Ort::IoBinding(session_);
+    bind_caches(false);
+  }
+
+  void allocate(std::int64_t) override {
     binding_ = Ort::IoBinding(session_);
     caches_.clear();
     device_caches_.clear();
-    const auto bytes = static_cast<std::size_t>(cache_elements(manifest(), batch_size)) * size_of(manifest().dtype);
+    slots_ = grows_ ? std::min(kFirstSlots, max_sequence_length()) : max_sequence_length();
+    const std::size_t bytes = planes() * plane_bytes();
     const std::size_t count = manifest().inputs.size() - kFirstCache;
     // On a GPU the first run reads one zeroed host buffer for all and fills buffers of the device.
     for (std::size_t i = 0; i < (on_host_ ? count : 1); ++i) caches_.emplace_back(bytes);
@@ -184,6 +241,11 @@ class OnnxRuntimeDecoder final : public Decoder {
   Logits run(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) override {
     const std::int64_t length = inputs.count / batch_size();
     const std::vector<std::int64_t> shape = {batch_size(), length};
+    std::int64_t start = 0;
+    for (std::int64_t row = 0; row < batch_size(); ++row) {
+      start = std::max(start, position_ids[static_cast<std::size_t>(row * length)]);
+    }
+    make_room(start + length);
     bind_first_input(inputs, shape);
     // ONNX Runtime takes inputs as mutable memory and does not write to them.
     auto* positions = const_cast<std::int64_t*>(position_ids.data());
@@ -230,8 +292,9 @@ class OnnxRuntimeDecoder final : public Decoder {
   static constexpr std::size_t kFirstCache = 2;  // after ids (or embeddings) and positions
 
   Ort::Env environment_;
+  bool on_host_, grows_, fresh_ = true;
+  std::int64_t slots_ = 0;  // that are bound
   Ort::Session session_;
-  bool on_host_, fresh_ = true;
   Ort::MemoryInfo device_, host_;
   Ort::IoBinding binding_{nullptr};
   std::vector<Buffer> caches_;

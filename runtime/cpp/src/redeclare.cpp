@@ -7,7 +7,7 @@
 
 // The few messages of onnx.proto3 (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto3) on the way to a dimension:
 // ModelProto.graph 7, GraphProto.input 11 and output 12, ValueInfoProto.name 1 and type 2, TypeProto.tensor_type 1,
-// TypeProto.Tensor.shape 2, TensorShapeProto.dim 1, Dimension.dim_value 1. Encoding: https://protobuf.dev/programming-guides/encoding
+// TypeProto.Tensor.shape 2, TensorShapeProto.dim 1, Dimension.dim_value 1 and dim_param 2. Encoding: https://protobuf.dev/programming-guides/encoding
 
 namespace blockexport {
 namespace {
@@ -84,11 +84,7 @@ bool is_cache(std::string_view value_info) {
   return found;
 }
 
-}  // namespace
-
-std::string with_max_sequence_length(const std::string& model, std::int64_t max_sequence_length, const std::string& name) {
-  std::string dimension = "\x08";  // dim_value, a varint
-  write_varint(dimension, static_cast<std::uint64_t>(max_sequence_length));
+std::string with_slots(const std::string& model, const std::string& dimension, const std::string& name) {
   const Change in_shape = [&](std::uint64_t number, std::size_t index, std::string_view, std::string& content) {
     if (number != 1 || index != 2) return false;
     content = dimension;
@@ -105,6 +101,18 @@ std::string with_max_sequence_length(const std::string& model, std::int64_t max_
   } catch (const Damaged&) {
     throw Error(name + " is not a readable ONNX file: copy the whole bundle again");
   }
+}
+
+}  // namespace
+
+std::string with_max_sequence_length(const std::string& model, std::int64_t max_sequence_length, const std::string& name) {
+  std::string dimension = "\x08";  // dim_value, a varint
+  write_varint(dimension, static_cast<std::uint64_t>(max_sequence_length));
+  return with_slots(model, dimension, name);
+}
+
+std::string with_open_slots(const std::string& model, const std::string& name) {
+  return with_slots(model, "\x12\x0b" "cache_slots", name);  // dim_param, of 11 bytes
 }
 
 }  // namespace blockexport

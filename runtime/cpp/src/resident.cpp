@@ -1,5 +1,9 @@
 #include "resident.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #ifdef __linux__
 #include <sys/mman.h>
 
@@ -29,6 +33,12 @@ void release_mapped_files(const std::filesystem::path& folder) {
   }
 #else
   (void)folder;
+#endif
+}
+
+void release_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
 #endif
 }
 

@@ -9,4 +9,8 @@ namespace blockexport {
 /// nothing where the system cannot (only Linux can).
 void release_mapped_files(const std::filesystem::path& folder);
 
+/// Hands memory that was freed back to the system: a runtime that repacks its weights has had all of them twice. Does
+/// nothing where the C library cannot (only glibc can).
+void release_free_memory();
+
 }  // namespace blockexport

@@ -92,7 +92,8 @@ def test_decode_to_the_last_slot_has_the_bits_of_python(built: Path, judged_stor
     decoder = open_decoder(judged_stories, threads=1)
     slots, vocab = decoder.max_sequence_length, decoder.config.vocab_size
     ids = [int(token) for token in np.random.default_rng(0).integers(0, vocab, slots)]
-    calls = [ids[:300], ids[300:480], *([token] for token in ids[480:])]
+    # The caches begin with 128 slots, and grow to 256 and to 512.
+    calls = [ids[:100], ids[100:200], ids[200:480], *([token] for token in ids[480:])]
     expected = [decoder.prefill(torch.tensor([call])).numpy().reshape(-1) for call in calls]
     found = run_cpp(
         built, tmp_path, bundle=str(judged_stories), options={"threads": 1}, calls=[{"ids": call} for call in calls]

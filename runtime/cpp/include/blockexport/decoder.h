@@ -97,8 +97,10 @@ struct DecoderOptions {
   std::string backend;             ///< one of backends(); empty takes the first of them
   int threads = 0;                 ///< inside an operator (onnxruntime); 0 leaves the choice to the runtime
   bool low_memory = false;         ///< map the weights instead of repacking them (onnxruntime): slower steps
-  bool exact = false;              ///< multiply by quantised weights in float32 (onnxruntime), as they are judged; by
-                                   ///< default activations are rounded to 8 bits first, which is several times as fast
+  bool exact = false;              ///< run the file as it is judged (onnxruntime): products by quantised weights in the
+                                   ///< declared type, all M cache slots from the start. By default activations are
+                                   ///< rounded to 8 bits first, which is several times as fast, and there are as many
+                                   ///< slots as the context needs
   std::string provider = "cpu";    ///< of onnxruntime: `cpu`, `cuda` or `tensorrt`
   int device = 0;                  ///< which GPU
   std::int64_t max_sequence_length = 0;  ///< M, when other than the bundle's: at most the rows of its RoPE table
