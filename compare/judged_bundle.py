@@ -70,11 +70,12 @@ def judge_bundle(
     decoder = open_decoder(
         folder, backend, max_sequence_length=max_sequence_length, model=model, verify="nothing", exact=True
     )
-    judged_on, notes = as_stored(checkpoint, folder, manifest, backend)
+    judged_on, notes = as_stored(checkpoint, folder, manifest)
     if made_of is None:
         notes = (*(checkpoint.notes if model else ()), *notes, *changed_files(folder, manifest, backend))
     options = bundle_options(folder, backend, asked)
-    question = cost_question(checkpoint, decoder, options, not_quantised(manifest, backend))
+    not_quantised = "the bundle's weights are not quantised" if manifest.quantisation is None else ""
+    question = cost_question(checkpoint, decoder, options, not_quantised)
     judgement = run_checks(decoder, judged_on, options, progress, notes)
     return with_cost(judgement, question, decoder, lambda: in_integers(folder, backend, max_sequence_length), progress)
 
@@ -117,18 +118,16 @@ def _graph(folder: Path) -> ir.Graph:
     return onnx_ir.load(folder / ONNX_FILE).graph
 
 
-def as_stored(
-    checkpoint: Checkpoint, folder: Path, manifest: Manifest, backend: str
-) -> tuple[Checkpoint, tuple[str, ...]]:
+def as_stored(checkpoint: Checkpoint, folder: Path, manifest: Manifest) -> tuple[Checkpoint, tuple[str, ...]]:
     """What a bundle's file is judged on, and what is to be said about that.
 
     That is the checkpoint; of a quantised bundle, the checkpoint with the weights that the file has, which the check
-    `parameters` holds against its own. Eager PyTorch runs the checkpoint, and is judged on it.
+    `parameters` holds against its own.
 
     Raises:
         NotJudgedError: the file dequantises something in a form that the exporter does not write.
     """
-    if manifest.quantisation is None or not_quantised(manifest, backend):
+    if manifest.quantisation is None:
         return checkpoint, ()
     note = (
         "the bundle's weights are quantised: its graph is judged on the weights that it has, with activations in their "
@@ -137,18 +136,11 @@ def as_stored(
     return StoredCheckpoint(checkpoint, folder, manifest.quantisation), (note,)
 
 
-def not_quantised(manifest: Manifest, backend: str) -> str:
-    """Why a bundle on a backend runs the checkpoint's own weights; empty where it runs quantised ones."""
-    if manifest.quantisation is None:
-        return "the bundle's weights are not quantised"
-    return "eager PyTorch runs the checkpoint's own weights" if backend_named(backend).is_eager else ""
-
-
 def in_integers(folder: Path, backend: str, slots: int | None) -> list[NamedRun]:
-    """A quantised bundle as users run it, where that is not what is judged: ONNX Runtime with activations in 8 bits."""
-    if backend != ONNXRUNTIME.name:
+    """A quantised bundle as users run it, where that is not what is judged: with activations in 8 bits."""
+    if not backend_named(backend).rounds_activations:
         return []
-    return [NamedRun(IN_INTEGERS, open_decoder(folder, max_sequence_length=slots, verify="nothing"))]
+    return [NamedRun(IN_INTEGERS, open_decoder(folder, backend, max_sequence_length=slots, verify="nothing"))]
 
 
 def open_source(manifest: Manifest, model: str | None = None) -> Checkpoint:

@@ -176,5 +176,21 @@ def packed_as_stored(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return (flat[0::2] & 15) | (flat[1::2] << 4)
 
 
+def unpacked(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The int8 codes that `packed_as_stored` gave, in their order.
+
+    Args:
+        packed: uint8, flat.
+        bits: of a code.
+        count: how many there are; an odd number of 4 bits each leaves half a byte.
+    """
+    import torch
+
+    if bits == 8:
+        return packed.view(torch.int8)
+    halves = torch.stack([packed & 15, packed >> 4], dim=-1).view(-1)[:count].view(torch.int8)
+    return (halves ^ 8) - 8  # two's complement
+
+
 def _choice(values: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"

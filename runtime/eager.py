@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.element_types import element_of
 from blockexport.models.interface import Interface
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.dequantised_checkpoint import DequantisedCheckpoint
 
 
 class EagerDecoder(Decoder):
@@ -30,8 +32,13 @@ class EagerDecoder(Decoder):
 
 
 def open_bundle(wanted: Opening) -> EagerDecoder:
-    """Eager PyTorch on the source checkpoint, in a bundle's precision."""
+    """Eager PyTorch on the source checkpoint, in a bundle's precision; on the bundle's own weights where it is
+    quantised."""
     source, interface = wanted.manifest.source, wanted.interface
-    checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0)
+    checkpoint: Checkpoint
+    if wanted.manifest.quantisation is None:
+        checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0)
+    else:
+        checkpoint = DequantisedCheckpoint(wanted.folder, wanted.manifest)
     slots = interface.max_sequence_length
     return EagerDecoder(load_model(checkpoint, interface.dtype, slots, ends=interface.ends), slots)

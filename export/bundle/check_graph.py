@@ -15,6 +15,7 @@ from blockexport.models.block.rope import require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
+from blockexport.models.quantised_matrix import CODES, ORDER
 
 REMEDY = "Copy the whole bundle again, or export it again"
 
@@ -58,6 +59,19 @@ def leave_slots_open(model: onnx.ModelProto) -> None:
     """Let the caches of an exported model have any number of slots, in place."""
     for slots in _slot_axes(model):
         slots.dim_param = "cache_slots"
+
+
+def input_orders(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    """The quantised matrices whose inputs come in another order than the layer's, and the tensor that has it.
+
+    Some share one, which bears the name of the first.
+    """
+    makers = {output: node for node in model.graph.node for output in node.output}
+    for node in model.graph.node:
+        match [makers.get(name) for name in node.input[:2]]:
+            case [onnx.NodeProto(op_type="Gather") as gather, onnx.NodeProto(op_type="DequantizeLinear") as widened]:
+                if gather.input[1].endswith(ORDER):
+                    yield widened.input[0].removesuffix(CODES), gather.input[1]
 
 
 def _slot_axes(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:

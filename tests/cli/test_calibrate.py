@@ -40,7 +40,7 @@ def _log_probabilities(folder: Path | None) -> torch.Tensor:
     checkpoint = open_checkpoint(str(source))
     ids = torch.tensor([BundleTokenizer(source).encode(PASSAGE)[:SLOTS]])
     if folder is not None:
-        checkpoint, _ = as_stored(checkpoint, folder, read_manifest(folder), "onnxruntime")
+        checkpoint, _ = as_stored(checkpoint, folder, read_manifest(folder))
     model = load_model(checkpoint, torch.float32, SLOTS)
     with torch.inference_mode():
         past = empty_cache(model.config, 1, SLOTS, torch.float32)

@@ -64,7 +64,7 @@ def judged_checkpoint(
     reports = {}
     for backend in backends(drawn):
         decoder = open_decoder(folder / "bundle", backend, threads=1, exact=quantisation is not None)
-        stored, _ = as_stored(checkpoint, folder / "bundle", manifest, backend)
+        stored, _ = as_stored(checkpoint, folder / "bundle", manifest)
         reports[backend] = judge(decoder, stored, bundle_options(folder / "bundle", backend))
     return reports
 

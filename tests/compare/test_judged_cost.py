@@ -74,6 +74,20 @@ def test_a_limit_decides_alone(bundles: Path, capsys: pytest.CaptureFixture[str]
     assert report_of(capsys, str(bundles / "int4"), "--max-kl", "50", *COST)["verdict"] == "pass"
 
 
+def test_eager_runs_the_weights_of_the_bundle(bundles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In floats, as the file does exactly: it loses the same."""
+    costs = {
+        backend: report_of(
+            capsys, str(bundles / "int4"), "--cost", *COST[2:], "--backend", backend, "--check", "decode"
+        )
+        for backend in ("eager", "onnxruntime")
+    }
+    (eager,), (exact, _) = (report["quantising_cost"]["runs"] for report in costs.values())
+    assert costs["eager"]["verdict"] == "pass"
+    assert eager["run"] == exact["run"] == "exact"
+    assert eager["kl_mean"] == pytest.approx(exact["kl_mean"], rel=1e-4) and exact["kl_mean"] > 1e-4
+
+
 def test_another_backend_has_one_way_to_run_it(bundles: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(bundles / "int8"), "--cost", *COST[:-1], "--backend", "replay"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -97,7 +111,6 @@ def test_another_tools_file_is_measured_as_it_is_judged_and_as_it_is_shipped(
         (("--cost", "--tokens", "1,2,3"), 2, "--cost needs 2,000 tokens, and there are 3 (given token ids): give"),
         (("--max-kl", "nan"), 2, "--max-kl nan: a limit on the mean KL is a number of nats"),
         (("--max-kl", "-1"), 2, "--max-kl -1: a limit on the mean KL is a number of nats"),
-        (("--cost", "--backend", "eager"), 2, "eager PyTorch runs the checkpoint's own weights: leave it away"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_judged(

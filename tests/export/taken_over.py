@@ -51,14 +51,14 @@ def judged_by(folder: Path, checkpoint: Checkpoint, *checks: str) -> Report:
 
 def parameters(folder: Path, checkpoint: Checkpoint) -> tuple[Verdict, str]:
     """What the check `parameters` says of a bundle."""
-    judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder), "onnxruntime")
+    judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder))
     (result,) = judged_by(folder, judged_on, "parameters").checks
     return result.verdict, result.message
 
 
 def mistakes(folder: Path, checkpoint: Checkpoint) -> dict[str, str | None]:
     """The matrices that `parameters` finds wrong in a bundle, and the mistake that is named in each."""
-    judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder), "onnxruntime")
+    judged_on, _ = as_stored(checkpoint, folder, read_manifest(folder))
     assert isinstance(judged_on, CodedCheckpoint)
     (result,) = judged_by(folder, judged_on, "parameters").checks
     assert result.verdict is Verdict.FAIL and isinstance(result.figures, ParameterFigures)

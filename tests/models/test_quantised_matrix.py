@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from blockexport.models import quantised_matrix
-from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix
+from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix, unpacked
 
 K, N = 71, 5  # an odd number of codes, and a last block of 7 inputs
 
@@ -68,6 +68,8 @@ def test_packed_codes_are_read_by_onnx(bits: int, piece: int, monkeypatch: pytes
     assert len(raw) == matrix.scheme.code_bytes(K * N)
     turned = QuantisedMatrix("m", matrix.scheme, matrix.codes_KN.T.contiguous(), torch.ones(1, K))
     assert _raw(turned.packed(outputs_first=True)) == raw
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    assert torch.equal(unpacked(flat, bits, K * N).view(K, N), matrix.codes_KN)
     tensor = helper.make_tensor("codes", matrix.scheme.onnx, (K, N), raw, raw=True)
     assert np.array_equal(numpy_helper.to_array(tensor).astype(np.int8), matrix.codes_KN.numpy())
     node = helper.make_node("DequantizeLinear", ["codes", "scales"], ["y"], axis=0, block_size=32)

@@ -51,7 +51,7 @@ def int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _judged(folder: Path, *checks: str) -> Report:
-    checkpoint, notes = as_stored(SOURCE, folder, read_manifest(folder), "onnxruntime")
+    checkpoint, notes = as_stored(SOURCE, folder, read_manifest(folder))
     assert "quantised" in notes[0]
     options = replace(bundle_options(folder, asked=JudgeOptions(checks=checks)), explain=None)
     return judge(open_decoder(folder, verify="nothing", exact=True), checkpoint, options)
