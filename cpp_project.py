@@ -19,7 +19,7 @@ from blockexport.runtime.backends import AOTI, BACKENDS, ENGINES, ONNXRUNTIME
 _OPTIONS = {backend.name: backend.cmake_option for backend in BACKENDS if backend.cmake_option is not None}
 CPP_BACKENDS = tuple(_OPTIONS)
 PATHS_FILE = "paths.cmake"
-_SAMPLES = ("CMakeLists.txt", "main.cpp", "selftest.cpp")
+_SAMPLES = ("CMakeLists.txt", "main.cpp", "selftest.cpp", "speed.cpp")
 _DIGEST = re.compile(rb"^# sha256 ([0-9a-f]{64}) (\S+)\n", re.MULTILINE)
 _CPP = Path(__file__).resolve().parent / "runtime" / "cpp"
 
@@ -32,7 +32,7 @@ def cmake_dir() -> Path:
 def write_project(
     output: Path, backends: tuple[str, ...], inputs: Iterable[Path] = (), *, force: bool = False
 ) -> list[str]:
-    """Write CMakeLists.txt, main.cpp, selftest.cpp and paths.cmake into `output`; returns their names.
+    """Write CMakeLists.txt, main.cpp, selftest.cpp, speed.cpp and paths.cmake into `output`; returns their names.
 
     Raises:
         UsageError: an unknown backend, two that exclude each other, something in the way, or a place that holds an

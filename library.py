@@ -157,6 +157,7 @@ def bench_bundle(
     threads: int | None = None,
     max_sequence_length: int | None = None,
     model: str | None = None,
+    exact: bool = False,
     low_memory: bool = False,
     progress: Progress = silent,
 ) -> BenchResult:
@@ -169,7 +170,7 @@ def bench_bundle(
         bundle: the folder.
         backends: what runs it; ONNX Runtime by default.
         against: other bundles, folders of onnxruntime-genai's, GGUF files (run by llama.cpp); `genai:FOLDER` runs a
-            bundle in onnxruntime-genai.
+            bundle in onnxruntime-genai, `NAME:FOLDER` one on the backend NAME, `cpp:FOLDER` this one in C++.
         contexts: tokens in the cache before decoding; by default a short and a long prompt.
         batch_sizes: rows that are run at once.
         steps: timed tokens of each row.
@@ -177,6 +178,7 @@ def bench_bundle(
         threads: of the processor; OMP_NUM_THREADS, or the cores this process may use, by default.
         max_sequence_length: declare the bundle's cache slots anew.
         model: the source checkpoint, for the backend `eager`.
+        exact: run bundles as they are judged: see `open_decoder`.
         low_memory: map the weights of bundles instead of repacking them (onnxruntime).
         progress: told how far the work is.
 
@@ -186,16 +188,14 @@ def bench_bundle(
     """
     from blockexport.runtime.backends import ONNXRUNTIME
     from blockexport.runtime.bench.bench import run_bench
-    from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, usual_contexts
+    from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, OpenedAs, usual_contexts
     from blockexport.runtime.bench.meter import processor_name
     from blockexport.runtime.bench.sides import bundle_side, check_sides, other_side
     from blockexport.runtime.threads import chosen_threads
 
     slots, steps = whole("max_sequence_length", max_sequence_length, least=1), whole("steps", steps, least=1)
-    sides = [
-        bundle_side(Path(bundle), name, max_sequence_length=slots, model=model, low_memory=low_memory)
-        for name in backends or (ONNXRUNTIME.name,)
-    ]
+    how = OpenedAs(slots, model, exact, low_memory)
+    sides = [bundle_side(Path(bundle), name, how) for name in backends or (ONNXRUNTIME.name,)]
     sides += [other_side(str(named), sides[0]) for named in against]
     contexts = contexts or usual_contexts(min(side.capacity for side in sides), steps)
     cases = tuple(

@@ -24,7 +24,8 @@ def bench(
             "--against",
             metavar="PATH",
             help="What to compare it with: a bundle, a folder of onnxruntime-genai's, or a .gguf file (llama.cpp). "
-            "genai:BUNDLE runs a bundle in onnxruntime-genai. May be given several times.",
+            "genai:BUNDLE runs a bundle in onnxruntime-genai, NAME:BUNDLE on the backend NAME, cpp:PROJECT this one in "
+            "C++. May be given several times.",
             autocompletion=models,
         ),
     ] = None,
@@ -60,6 +61,7 @@ def bench(
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
     model: options.Source = None,
+    exact: options.Exact = False,
     low_memory: Annotated[
         bool, typer.Option("--low-memory", help="Map the weights instead of repacking them (onnxruntime).")
     ] = False,
@@ -94,6 +96,7 @@ def bench(
             threads=threads,
             max_sequence_length=max_sequence_length,
             model=model,
+            exact=exact,
             low_memory=low_memory,
             progress=progress,
         )

@@ -37,10 +37,11 @@ def cpp(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an older project's files, if unchanged.")] = False,
     quiet: options.Quiet = False,
 ) -> ExitCode:
-    """Write a C++ project for BUNDLE: CMakeLists.txt, main.cpp (a chat in the terminal) and selftest.cpp.
+    """Write a C++ project for BUNDLE: CMakeLists.txt, main.cpp (a chat in the terminal), selftest.cpp and speed.cpp.
 
     The programs need no Python. selftest replays the bundle's golden vectors and exits 1 on a difference: run it on the
-    target machine before anything else.
+    target machine before anything else. speed measures a prompt and the steps after it; `blockexport bench --against
+    cpp:DIR` runs it beside others.
 
     Example: blockexport cpp smollm2 -o chat
     """

@@ -46,6 +46,7 @@ def generate(
     model: options.Source = None,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
+    exact: options.Exact = False,
     verify_weights: Annotated[
         bool,
         typer.Option("--verify-weights", help="Compare every byte that is run with the manifest, and not a sample."),
@@ -79,6 +80,7 @@ def generate(
         max_sequence_length=max_sequence_length,
         model=model,
         verify="whole" if verify_weights else "sample",
+        exact=exact,
     )
     # Where there is no GPU, a tokenizer would be no help.
     decoder = opened() if "cuda" in backend_named(backend).devices else None

@@ -107,6 +107,14 @@ NoCompare = Annotated[bool, typer.Option("--no-compare", help="Do not judge what
 NoExplain = Annotated[
     bool, typer.Option("--no-explain", help="Give only the verdict of a file that fails, without place and cause.")
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Run the file as it is judged: quantised weights are multiplied in the declared type, and activations are "
+        "not rounded to 8 bits first (onnxruntime). Slower, in more memory.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

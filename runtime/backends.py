@@ -93,6 +93,7 @@ class Backend:
         judges: precisions in which it judges a bundle when no backend is named.
         cmake_option: what switches it on in the C++ library; None where that lacks it.
         is_eager: it is eager PyTorch, which is held against float64 and not against itself.
+        rounds_activations: it rounds them to 8 bits before a product by quantised weights, unless told to be exact.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Backend:
     judges: tuple[Precision, ...] = ()
     cmake_option: str | None = None
     is_eager: bool = False
+    rounds_activations: bool = False
 
     def __post_init__(self) -> None:
         silent = [one for one in Precision if one not in self.arithmetic or not self.arithmetic[one].note]
@@ -161,6 +163,7 @@ ONNXRUNTIME = Backend(
     library=Library("onnxruntime", "onnxruntime", ("onnxruntime-gpu",)),
     judges=(Precision.FP32, Precision.FP16),
     cmake_option="BLOCKEXPORT_WITH_ONNXRUNTIME",
+    rounds_activations=True,
 )
 REPLAY = Backend(
     "replay",

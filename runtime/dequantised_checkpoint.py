@@ -64,9 +64,7 @@ class DequantisedCheckpoint(Checkpoint):
         scales_GN = scales_GN.T if by_rows else scales_GN
         return QuantisedMatrix(name, scheme, codes_KN, scales_GN, zero_points_GN, order_K).dequantised()
 
-    def _numbers(
-        self, name: str, scheme: QuantisationScheme, shape: tuple[int, int], *, by_rows: bool
-    ) -> torch.Tensor:
+    def _numbers(self, name: str, scheme: QuantisationScheme, shape: tuple[int, int], *, by_rows: bool) -> torch.Tensor:
         """Numbers of as many bits as codes, int8 of `shape`; they lie in the file turned over where it is by rows."""
         flat = unpacked(self._tensor(name).view(-1).view(torch.uint8), scheme.bits, shape[0] * shape[1])
         return flat.view(shape[::-1]).T if by_rows else flat.view(shape)

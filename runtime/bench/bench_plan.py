@@ -51,6 +51,16 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class OpenedAs:
+    """How a bundle is opened: see `open_decoder` for the members."""
+
+    max_sequence_length: int | None = None
+    model: str | None = None
+    exact: bool = False
+    low_memory: bool = False
+
+
+@dataclass(frozen=True)
 class Side:
     """One side of a benchmark: what is run, and by what.
 
@@ -62,8 +72,8 @@ class Side:
         capacity: cache slots that a row may have.
         backend: what runs it, as `--backend` calls it; of our own bundles alone.
         max_sequence_length: cache slots M, when other than its own.
-        model: where the source checkpoint is, for the backend `eager`.
-        low_memory: map the weights instead of repacking them (onnxruntime).
+        opened: how a bundle of ours is opened.
+        program: the C++ program that runs it; None where Python does.
         device: where it computes, as PyTorch names devices.
         element: the name of the type that it computes in.
         most_rows: that it can run at once; None where there is no limit known.
@@ -78,8 +88,8 @@ class Side:
     capacity: int
     backend: str | None = None
     max_sequence_length: int | None = None
-    model: str | None = None
-    low_memory: bool = False
+    opened: OpenedAs = OpenedAs()
+    program: Path | None = None
     device: str = "cpu"
     element: str = "float32"
     most_rows: int | None = None

@@ -43,8 +43,9 @@ class BundleRunner(SteppingRunner):
             side.path,
             self._backend.name,
             max_sequence_length=side.max_sequence_length,
-            model=side.model,
-            low_memory=side.low_memory,
+            model=side.opened.model,
+            low_memory=side.opened.low_memory,
+            exact=side.opened.exact,
             threads=self.plan.threads,
         )
 

@@ -6,8 +6,8 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from blockexport.runtime.bench.bench_plan import BenchPlan, CaseSample, Side
-from blockexport.runtime.bench.meter import Meter
+from blockexport.runtime.bench.bench_plan import BenchPlan, CaseSample, Memory, Side
+from blockexport.runtime.bench.meter import Meter, memory_of_this_process
 
 
 class Runner(ABC):
@@ -29,6 +29,10 @@ class Runner(ABC):
     @abstractmethod
     def load(self) -> None:
         """Open the model."""
+
+    def memory(self) -> Memory:
+        """Of the process that runs it."""
+        return memory_of_this_process()
 
     @abstractmethod
     def run(self, prompt: list[list[int]], steps: int, meter: Meter) -> CaseSample:

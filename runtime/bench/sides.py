@@ -1,10 +1,13 @@
-"""From what a user names to a side of a benchmark: a bundle, a folder of onnxruntime-genai's, a GGUF file."""
+"""From what a user names to a side of a benchmark: a bundle, a C++ program, a folder of onnxruntime-genai's, a GGUF."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.rope_file import ROPE_FILE
@@ -16,49 +19,46 @@ from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.quantisation import Quantisation
 from blockexport.models.regular_file import read_json_object
-from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named
-from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, Footprint, Side, slots_needed
+from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named, backend_names
+from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, Footprint, OpenedAs, Side, slots_needed
 from blockexport.runtime.decoder_inputs import check_rows
+from blockexport.runtime.open import open_decoder
 
-GENAI, LLAMA = "genai", "llama.cpp"
+GENAI, LLAMA, CPP = "genai", "llama.cpp", "cpp"
+CPP_PROGRAM = "speed"
 GENAI_CONFIG = "genai_config.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.", "lm_head."
 _GGUF_EMBEDDING, _GGUF_HEAD = "token_embd.weight", "output.weight"
 _HALF = 2  # bytes of a value in llama.cpp's cache
 
 
-def bundle_side(
-    folder: Path,
-    backend: str,
-    *,
-    max_sequence_length: int | None = None,
-    model: str | None = None,
-    low_memory: bool = False,
-) -> Side:
-    """A bundle on one of our backends; see `open_decoder` for the arguments.
+def bundle_side(folder: Path, backend: str, opened: OpenedAs | None = None) -> Side:
+    """A bundle on one of our backends.
 
     Raises:
-        UsageError: there is no such bundle or backend.
+        UsageError: there is no such bundle or backend, or no engine in the bundle.
+        NotJudgedError: the backend needs a GPU, and there is none.
         ModuleNotFoundError: the backend's library is not installed.
     """
-    manifest, record = read_manifest(folder), backend_named(backend)
+    manifest, record, opened = read_manifest(folder), backend_named(backend), opened or OpenedAs()
     match record:
         case Backend(library=Library(module=module) as needed) if not needed.versions():
             raise ModuleNotFoundError(name=module)
+    if "cuda" in record.devices and not torch.cuda.is_available():
+        open_decoder(folder, backend)  # says why it cannot, before others are measured in vain
     return Side(
         name=f"{backend} {folder}",
         runner="blockexport.runtime.bench.bundle_runner:BundleRunner",
         path=folder,
         vocab_size=manifest.config.vocab_size,
-        capacity=max_sequence_length or manifest.max_sequence_length,
+        capacity=opened.max_sequence_length or manifest.max_sequence_length,
         backend=backend,
-        max_sequence_length=max_sequence_length,
-        model=model,
-        low_memory=low_memory,
+        max_sequence_length=opened.max_sequence_length,
+        opened=opened,
         device=record.devices[0],
         element=manifest.precision.element.name,
-        footprint=_footprint(folder, manifest, record),
-        notes=_bundle_notes(manifest, record, low_memory),
+        footprint=_footprint(folder, manifest, record, opened),
+        notes=_bundle_notes(manifest, record, opened),
     )
 
 
@@ -67,7 +67,8 @@ def other_side(named: str, ours: Side) -> Side:
 
     Args:
         named: a bundle, a folder with a genai_config.json, or a GGUF file. `genai:FOLDER` runs a bundle in
-            onnxruntime-genai.
+            onnxruntime-genai, `NAME:BUNDLE` one on the backend NAME, and `cpp:FOLDER` our bundle in the C++ program of
+            a project that `blockexport cpp` wrote.
         ours: the bundle.
 
     Raises:
@@ -76,7 +77,7 @@ def other_side(named: str, ours: Side) -> Side:
         ModuleNotFoundError: as `bundle_side`.
     """
     forced, _, rest = named.partition(":")
-    is_forced = rest and forced in (GENAI, LLAMA)
+    is_forced = rest and forced in (GENAI, LLAMA, CPP, *backend_names())
     path = Path(rest if is_forced else named).expanduser()
     if not path.exists():
         raise UsageError(f"--against {named}: there is no {path}")
@@ -85,7 +86,10 @@ def other_side(named: str, ours: Side) -> Side:
         return _genai_side(path, ours)
     if kind == LLAMA:
         return _llama_side(path, ours)
-    return bundle_side(path, ours.backend or "", low_memory=ours.low_memory)
+    if kind == CPP:
+        return _cpp_side(path, ours)
+    also = OpenedAs(exact=ours.opened.exact, low_memory=ours.opened.low_memory)
+    return bundle_side(path, kind or ours.backend or ONNXRUNTIME.name, also)
 
 
 def check_sides(sides: Sequence[Side], plan: BenchPlan) -> None:
@@ -169,6 +173,28 @@ def _genai_side(folder: Path, ours: Side) -> Side:
     )
 
 
+def _cpp_side(path: Path, ours: Side) -> Side:
+    """The same bundle on the same backend, opened in the same way."""
+    assert ours.backend is not None
+    if backend_named(ours.backend).cmake_option is None:
+        raise UsageError(f"--against {CPP}:{path}: the C++ library has no {ours.backend}. Leave it out")
+    if read_manifest(ours.path).headless:
+        raise UsageError(f"--against {CPP}:{path}: its program chooses tokens, and a headless bundle has no logits")
+    places = (path, path / CPP_PROGRAM, path / "build" / CPP_PROGRAM)
+    program = next((place for place in places if place.is_file()), None)
+    if program is None:
+        raise UsageError(
+            f"{path} has no program {CPP_PROGRAM}: write the project with `blockexport cpp {ours.path} -o {path}`, and "
+            f"build it with `cmake -S {path} -B {path / 'build'} && cmake --build {path / 'build'}`"
+        )
+    return replace(
+        ours,
+        name=f"C++ {ours.name}",
+        runner="blockexport.runtime.bench.cpp_runner:CppRunner",
+        program=program.absolute(),
+    )
+
+
 def _llama_side(path: Path, ours: Side) -> Side:
     from blockexport.models.checkpoints.gguf_header import read_gguf
     from blockexport.models.checkpoints.sources import open_config
@@ -205,19 +231,24 @@ def _read_bytes(folder: Path, manifest: Manifest) -> int:
     return sum(length for name, length in lengths.items() if not (has_head and name.startswith(_EMBEDDING)))
 
 
-def _footprint(folder: Path, manifest: Manifest, backend: Backend) -> Footprint:
+def _dequantises(backend: Backend, opened: OpenedAs) -> bool:
+    """Whether quantised weights are dequantised when they are opened, and not at each product."""
+    return backend.is_eager or (backend.rounds_activations and opened.exact)
+
+
+def _footprint(folder: Path, manifest: Manifest, backend: Backend, opened: OpenedAs) -> Footprint:
     config, itemsize = manifest.config, manifest.precision.element.itemsize
-    if manifest.quantisation is None or not backend.is_eager:
+    if manifest.quantisation is None or not _dequantises(backend, opened):
         return Footprint(config, _read_bytes(folder, manifest), itemsize)
-    counted = count_parameters(config)  # of the checkpoint, which is what eager runs
+    counted = count_parameters(config)
     ends = 0 if manifest.headless else counted.head or counted.embedding
     return Footprint(config, (counted.blocks + counted.final_norm + ends) * itemsize, itemsize)
 
 
-def _bundle_notes(manifest: Manifest, backend: Backend, low_memory: bool) -> tuple[str, ...]:
-    notes = ["weights mapped, not repacked"] if low_memory else []
+def _bundle_notes(manifest: Manifest, backend: Backend, opened: OpenedAs) -> tuple[str, ...]:
+    notes = ["weights mapped, not repacked"] if opened.low_memory else []
     if manifest.quantisation is not None:
-        notes.append(_quantised_note(manifest.quantisation, backend))
+        notes.append(_quantised_note(manifest.quantisation, backend, opened))
     if manifest.headless:
         notes.append("headless: given embeddings, computes no logits")
     elif not manifest.last_logits_only:
@@ -225,8 +256,10 @@ def _bundle_notes(manifest: Manifest, backend: Backend, low_memory: bool) -> tup
     return tuple(notes)
 
 
-def _quantised_note(quantisation: Quantisation, backend: Backend) -> str:
-    if backend.is_eager:
-        return "the checkpoint's weights, which are not quantised"
-    rounded = ", activations rounded to 8 bits" if backend.name == ONNXRUNTIME.name else ""
-    return f"int{quantisation.layers.bits} weights in blocks of {quantisation.layers.block_size}{rounded}"
+def _quantised_note(quantisation: Quantisation, backend: Backend, opened: OpenedAs) -> str:
+    how = ""
+    if _dequantises(backend, opened):
+        how = ", dequantised when it is opened"
+    elif backend.rounds_activations:
+        how = ", activations rounded to 8 bits"
+    return f"int{quantisation.layers.bits} weights in blocks of {quantisation.layers.block_size}{how}"

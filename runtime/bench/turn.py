@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from blockexport.models.child_process import Told, serve_one
 from blockexport.runtime.bench.bench_plan import BenchPlan, CaseSample, Memory, Side, Turn, prompt_ids
-from blockexport.runtime.bench.meter import Meter, memory_of_this_process
+from blockexport.runtime.bench.meter import Meter
 from blockexport.runtime.bench.roofline import MachineSpeed
 from blockexport.runtime.bench.runner import Runner, open_runner
 
@@ -36,7 +36,7 @@ def take_turn(
     request: SideRequest,
     told: Callable[[], None],
     meter: Meter | None = None,
-    memory: Callable[[], Memory] = memory_of_this_process,
+    memory: Callable[[], Memory] | None = None,
 ) -> Turn:
     """Everything that a process measures of its side.
 
@@ -45,11 +45,12 @@ def take_turn(
         request: what is to be run.
         told: called after loading, and after each case.
         meter: what measures, other than this machine's; for tests.
-        memory: likewise.
+        memory: likewise, other than the runner's.
     """
     plan = request.plan
     if meter is None:  # what a processor takes says nothing of a GPU
         meter = Meter() if request.side.device == "cpu" else Meter(joules=lambda: None)
+    memory = memory or runner.memory
     before = memory()
     loading = meter.over(runner.load)
     told()

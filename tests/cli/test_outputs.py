@@ -302,7 +302,7 @@ def test_a_project_is_overwritten_only_where_it_is_as_written(
     assert run("cpp", "in", "chat") == 0
     capsys.readouterr()
     written = {path.name: path.read_bytes() for path in (home / "chat").iterdir()}
-    for name in ("main.cpp", "CMakeLists.txt", "selftest.cpp", "paths.cmake"):
+    for name in ("main.cpp", "CMakeLists.txt", "selftest.cpp", "speed.cpp", "paths.cmake"):
         with (home / "chat" / name).open("a") as file:
             file.write("# mine\n")
         edited = everything(home / "chat")

@@ -29,6 +29,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import Quantisation, quantisation_of
 from blockexport.models.quantised_matrix import QuantisationScheme
+from blockexport.runtime.dequantised_checkpoint import DequantisedCheckpoint
 from blockexport.runtime.onnx_session import ort
 from blockexport.runtime.open import open_decoder
 from tests.compare.memory_checkpoint import MemoryCheckpoint
@@ -93,6 +94,14 @@ def test_a_bundle_has_the_checkpoints_codes(case: Case) -> None:
     assert case.quantisation.layers == wanted  # 96 inputs, 64 and 160 of a channel have blocks of 32 in common
     (note,) = [note for note in case.made.notes if "code by code" in note]
     assert f"14 in {case.checkpoint.entries[QUERY].stored_type}" in note
+
+
+def test_eager_pytorch_reads_them_off_the_bundle(case: Case) -> None:
+    """With zero points, and with the order that q, k and v share."""
+    found = DequantisedCheckpoint(case.made.folder, read_manifest(case.made.folder))
+    assert found.entries.keys() == case.checkpoint.entries.keys()
+    for name in case.source.packed:
+        assert torch.equal(found.read(name), case.source.values[name].float()), name
 
 
 def test_logits_are_at_the_floor_of_what_the_folder_stands_for(case: Case) -> None:

@@ -5,8 +5,8 @@
 //
 // Options: --raw (no chat template), --max-new-tokens N, --temperature T, --top-k K, --top-p P, --seed S,
 //          --max-sequence-length M or -M M (cache slots, when other than the bundle's), --backend NAME,
-//          --provider NAME, --threads N, --low-memory, --verify-weights (every byte against the manifest),
-//          --quiet (no speed on stderr)
+//          --provider NAME, --threads N, --exact (quantised weights in the declared type), --low-memory,
+//          --verify-weights (every byte against the manifest), --quiet (no speed on stderr)
 #include <blockexport/blockexport.h>
 
 #include <cstdlib>
@@ -85,6 +85,8 @@ Arguments read_arguments(int argc, char** argv) {
       made.raw = true;
     } else if (word == "--quiet") {
       made.quiet = true;
+    } else if (word == "--exact") {
+      made.decoder.exact = true;
     } else if (word == "--low-memory") {
       made.decoder.low_memory = true;
     } else if (word == "--verify-weights") {

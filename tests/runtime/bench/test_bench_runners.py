@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockexport.models.errors import NotJudgedError
-from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, CaseSample, Side, prompt_ids
+from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, CaseSample, OpenedAs, Side, prompt_ids
 from blockexport.runtime.bench.bundle_runner import BundleRunner
 from blockexport.runtime.bench.meter import Meter
 from blockexport.runtime.bench.runner import open_runner
@@ -19,6 +19,17 @@ from tests.exported import export, random_model
 from tests.support import shared_path
 
 STEPS = 5
+SPEAKS = """#!/bin/sh
+# Answers as the C++ program does, and complains where it is asked for more than nine tokens.
+echo "$@" > "$0.asked"
+while read word rest; do
+  echo "$word $rest" >> "$0.asked"
+  case "$word" in
+    load) echo loaded;;
+    *) [ $(echo $rest | wc -w) -gt 29 ] && { echo "too many tokens" >&2; exit 2; }; echo 0.25; echo 1.5;;
+  esac
+done
+"""
 PLAN = BenchPlan((BenchCase(3, 9),), STEPS, 1, 1)
 
 
@@ -138,3 +149,23 @@ def test_llama_cpp_is_timed_by_itself_and_has_to_have_run_it_all() -> None:
     runner._server = Answers(prompt_n=1, prompt_ms=30.0, predicted_n=STEPS + 1, predicted_ms=500.0)
     with pytest.raises(NotJudgedError, match=r"llama.cpp did not run 20 tokens and 5 more .*prompt_n"):
         runner.run([[7] * 20], STEPS, Meter(joules=lambda: None))
+
+
+def test_a_c_program_is_asked_line_by_line_and_its_own_times_count(bundle: Path, tmp_path: Path) -> None:
+    program = tmp_path / "speed"
+    program.write_text(SPEAKS)
+    program.chmod(0o755)
+    ours = bundle_side(bundle, "onnxruntime", OpenedAs(31, exact=True, low_memory=True))
+    runner = open_runner(other_side(f"cpp:{program}", ours), PLAN)
+    assert runner.memory().resident
+    runner.load()
+    joules = iter([1.0, 4.0, 20.0])
+    sample = runner.run(prompt_ids(PLAN.cases[0], 101), STEPS, Meter(joules=lambda: next(joules)))
+    assert sample == CaseSample(0.25, 1.5, 3.0, 16.0)
+    command, *asked = Path(f"{program}.asked").read_text().splitlines()
+    flags = "--asked --backend onnxruntime --threads 1 --max-sequence-length 31 --exact --low-memory"
+    assert command == f"{bundle} {flags}"
+    ids = " ".join(str(token) for row in prompt_ids(PLAN.cases[0], 101) for token in row)
+    assert [line.strip() for line in asked] == ["load", f"run 3 {STEPS} {ids}"]
+    with pytest.raises(NotJudgedError, match=r"speed could not run .*: too many tokens. Leave it out of --against"):
+        runner.run([[7] * 28], STEPS, Meter(joules=lambda: None))

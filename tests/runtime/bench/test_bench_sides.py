@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from blockexport.export.bundle.manifest import Manifest, write_manifest
 from blockexport.export.onnx_export import export_onnx
@@ -17,7 +18,7 @@ from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import quantisation_of
-from blockexport.runtime.bench.bench_plan import BenchCase, usual_contexts
+from blockexport.runtime.bench.bench_plan import BenchCase, OpenedAs, usual_contexts
 from blockexport.runtime.bench.sides import bundle_side, check_sides, other_side
 from tests.exported import EVERYTHING, export, random_model
 from tests.runtime.bench.made_up_sides import PLAN, made_up_side
@@ -57,9 +58,37 @@ def test_a_bundle_is_a_side(bundle: Path) -> None:
     side = bundle_side(bundle, "onnxruntime")
     assert (side.vocab_size, side.capacity, side.device, side.element) == (101, 29, "cpu", "float32")
     assert side.notes == ("computes the logits of every token of a prompt",)
-    longer = bundle_side(bundle, "eager", max_sequence_length=31, low_memory=True)
+    longer = bundle_side(bundle, "eager", OpenedAs(31, low_memory=True))
     assert (longer.capacity, longer.backend, longer.notes[0]) == (31, "eager", "weights mapped, not repacked")
-    assert other_side(str(bundle), longer).backend == "eager"
+    beside = other_side(str(bundle), longer)
+    assert (beside.backend, beside.capacity, beside.opened) == ("eager", 29, OpenedAs(low_memory=True))
+    assert other_side(f"replay:{bundle}", longer).backend == "replay"
+
+
+def test_a_c_program_runs_the_same_bundle_in_the_same_way(bundle: Path, tmp_path: Path) -> None:
+    ours = bundle_side(bundle, "onnxruntime", OpenedAs(31, exact=True))
+    for program in (tmp_path / "chat" / "build" / "speed", tmp_path / "built" / "speed"):
+        program.parent.mkdir(parents=True)
+        program.touch()
+    for named in ("chat", "built", "built/speed"):
+        side = other_side(f"cpp:{tmp_path / named}", ours)
+        assert side.program is not None and side.program.name == "speed"
+        assert (side.path, side.opened, side.footprint, side.capacity) == (bundle, ours.opened, ours.footprint, 31)
+    with pytest.raises(UsageError, match=r"has no program speed: write the project with `blockexport cpp .* && cmake"):
+        other_side(f"cpp:{bundle}", ours)
+    with pytest.raises(UsageError, match="the C\\+\\+ library has no replay"):
+        other_side(f"cpp:{tmp_path / 'chat'}", bundle_side(bundle, "replay"))
+    export(random_model(), tmp_path / "headless", headless=True)
+    with pytest.raises(UsageError, match="a headless bundle has no logits"):
+        other_side(f"cpp:{tmp_path / 'chat'}", bundle_side(tmp_path / "headless", "onnxruntime"))
+
+
+def test_an_engine_is_refused_before_others_are_measured(bundle: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ours = bundle_side(bundle, "onnxruntime")
+    with pytest.raises((NotJudgedError, UsageError), match="engine"):
+        other_side(f"tensorrt-rtx:{bundle}", ours)
 
 
 def test_a_bundle_in_genai_and_a_folder_of_genai_s(bundle: Path, tmp_path: Path) -> None:
@@ -137,11 +166,14 @@ def test_a_quantised_bundle_says_what_is_multiplied(tmp_path: Path) -> None:
     ours, replay, eager = (bundle_side(folder, name) for name in ("onnxruntime", "replay", "eager"))
     assert ours.notes[0] == "int4 weights in blocks of 64, activations rounded to 8 bits"
     assert replay.notes[0] == "int4 weights in blocks of 64"
-    # Eager runs the checkpoint, and so does no other: not even another tool on the same bundle.
-    assert eager.notes[0] == "the checkpoint's weights, which are not quantised"
+    # What dequantises them beforehand reads more at each step; another tool on the same bundle does not.
+    assert eager.notes[0] == "int4 weights in blocks of 64, dequantised when it is opened"
     counted = count_parameters(checkpoint.config)
     assert eager.footprint is not None and ours.footprint is not None
     assert eager.footprint.weight_bytes == 2 * (counted.blocks + counted.final_norm + counted.head)
     assert ours.footprint.weight_bytes < eager.footprint.weight_bytes / 2
+    exact = bundle_side(folder, "onnxruntime", OpenedAs(exact=True))
+    assert (exact.notes, exact.footprint) == (eager.notes, eager.footprint)
+    assert bundle_side(folder, "replay", OpenedAs(exact=True)).footprint == replay.footprint == ours.footprint
     genai = other_side(f"genai:{folder}", eager)
     assert (genai.footprint, genai.notes) == (ours.footprint, ours.notes)
