@@ -29,7 +29,7 @@ FIRST_SLOTS = 128  # bound at first, or M where that is less
 _FAST = ("session.qdq_matmulnbits_accuracy_level", "4")
 # Each operator is run as it stands, and what is constant is computed when the file is loaded: the weights are then in
 # memory in the declared type. The kernel could do without the rounding, too (level 1), but it widens the whole matrix
-# again at every call: ten times the processor time for the same values.
+# again at every call: five times the processor time of a step, for the same values.
 _EXACT = ("session.disable_quant_qdq", "1")
 
 
