@@ -6,13 +6,6 @@
 //     T threads with a decoder each; prints {"ids": [[...], ...], "text": [...]}
 // {"op": "prompt", "bundle": B, "text": T} or {..., "messages": [[role, content], ...]}
 //     prints the token ids
-// {"op": "bench", ..., "prompt": [...], "count": N}
-//     for every line on stdin takes N greedy steps and prints the milliseconds per step; at the end of stdin it prints
-//     {"open_seconds": S, "resident_bytes": R, "anonymous_bytes": A}
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -110,46 +103,6 @@ void prompt(const Json& request) {
   std::cout << Json(text.chat(messages)) << '\n';
 }
 
-std::int64_t resident_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::int64_t size = 0, resident = 0;
-  statm >> size >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
-std::int64_t anonymous_bytes() {
-  std::ifstream rollup("/proc/self/smaps_rollup");
-  std::string word;
-  std::int64_t kilobytes = 0;
-  while (rollup >> word) {
-    if (word == "Anonymous:") rollup >> kilobytes;
-  }
-  return kilobytes * 1024;
-}
-
-void bench(const Json& request) {
-  using Clock = std::chrono::steady_clock;
-  const auto milliseconds = [](Clock::time_point start) {
-    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-  };
-  const auto started = Clock::now();
-  const auto decoder = open(request);
-  const double open_seconds = milliseconds(started) / 1e3;
-  blockexport::Sampler sampler;
-  std::vector<float> logits = blockexport::feed(*decoder, request.at("prompt").get<Ids>());
-  const int count = request.at("count");
-  std::cout << "ready" << std::endl;
-  for (std::string line; std::getline(std::cin, line);) {
-    const auto stretch = Clock::now();
-    for (int i = 0; i < count; ++i) logits = blockexport::feed(*decoder, {sampler.sample(logits)});
-    std::cout << milliseconds(stretch) / count << std::endl;
-  }
-  std::cout << Json({{"open_seconds", open_seconds},
-                     {"resident_bytes", resident_bytes()},
-                     {"anonymous_bytes", anonymous_bytes()}})
-            << '\n';
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -164,8 +117,6 @@ int main(int argc, char** argv) {
       generate(request);
     } else if (op == "prompt") {
       prompt(request);
-    } else if (op == "bench") {
-      bench(request);
     } else {
       return 2;
     }
