@@ -76,7 +76,7 @@ def compare(
         typer.Option(
             "--cost",
             help="Also measure what quantising costs: the quantised file beside the checkpoint on a text, its KL, "
-            "perplexity and top-1 agreement.",
+            "perplexity and top-1 agreement, and by which matrices.",
         ),
     ] = False,
     max_kl: Annotated[

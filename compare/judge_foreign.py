@@ -79,7 +79,7 @@ def judge_foreign(
             return []
         return [NamedRun(AS_SHIPPED, open_foreign(shipped, original.config, max_sequence_length=max_sequence_length))]
 
-    return with_cost(judgement, question, decoder, others, progress)
+    return with_cost(judgement, question, checkpoint, decoder, others, progress)
 
 
 def _weights(files: Sequence[ForeignFile]) -> ArtifactWeights:

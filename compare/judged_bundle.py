@@ -77,7 +77,11 @@ def judge_bundle(
     not_quantised = "the bundle's weights are not quantised" if manifest.quantisation is None else ""
     question = cost_question(checkpoint, decoder, options, not_quantised)
     judgement = run_checks(decoder, judged_on, options, progress, notes)
-    return with_cost(judgement, question, decoder, lambda: in_integers(folder, backend, max_sequence_length), progress)
+
+    def others() -> list[NamedRun]:
+        return in_integers(folder, backend, max_sequence_length)
+
+    return with_cost(judgement, question, judged_on, decoder, others, progress)
 
 
 def bundle_options(

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from blockexport.compare.audits.coded_matrix import CodedCheckpoint
 from blockexport.compare.core.chapter import CHAPTER
+from blockexport.compare.core.matrix_cost import kind_costs
 from blockexport.compare.core.quantising_cost import NamedRun, measure_cost
 from blockexport.compare.core.tokens import Encode, choose_tokens, first_ids
 from blockexport.compare.judge import Judgement, JudgeOptions
@@ -36,13 +38,11 @@ class CostQuestion:
     """What is to be measured.
 
     Attributes:
-        checkpoint: the weights before they were quantised.
         ids_S: int64, the text.
         origin: of the text, for people.
         max_kl: see `QuantisingCost`.
     """
 
-    checkpoint: Checkpoint
     ids_S: torch.Tensor
     origin: str
     max_kl: float | None
@@ -73,12 +73,13 @@ def cost_question(
     if decoder.headless:
         raise NotJudgedError("--cost compares predictions of the next token, and a headless bundle makes none")
     ids_S, origin = _text(checkpoint, options)
-    return CostQuestion(checkpoint, ids_S, origin, limit)
+    return CostQuestion(ids_S, origin, limit)
 
 
 def with_cost(
     judgement: Judgement,
     question: CostQuestion | None,
+    judged_on: Checkpoint,
     decoder: Decoder,
     others: Callable[[], Sequence[NamedRun]] = tuple,
     progress: Progress = silent,
@@ -88,16 +89,20 @@ def with_cost(
     Args:
         judgement: of the checks.
         question: see `cost_question`.
+        judged_on: the checkpoint with the weights that the artifact has.
         decoder: the artifact as it was judged.
         others: opens other ways to run the same weights.
         progress: told of tensors loaded and calls done.
     """
     if question is None:
         return judgement
+    assert isinstance(judged_on, CodedCheckpoint)
     runs = [NamedRun(EXACT, decoder), *others()]
     window = min(len(question.ids_S), *(run.decoder.max_sequence_length for run in runs))
-    model = EagerDecoder(load_model(question.checkpoint, torch.float32, window, progress=progress), window)
+    model = EagerDecoder(load_model(judged_on.original, torch.float32, window, progress=progress), window)
     cost = measure_cost(model, runs, question.ids_S, window, question.origin, question.max_kl, progress)
+    names = [name for name in judged_on.entries if name in judged_on.in_codes]
+    cost = replace(cost, kinds=kind_costs(judged_on, names, model, question.ids_S, progress))
     return replace(judgement, report=replace(judgement.report, quantising_cost=cost))
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from blockexport.compare.core.figures import Figures
+from blockexport.compare.core.matrix_cost import KindCost
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -59,6 +60,7 @@ class QuantisingCost(Figures):
             window, which have little context, count as any others do.
         perplexity: the checkpoint's, in float32.
         runs: of the quantised model, as its file says first.
+        kinds: of the matrices that are quantised, each alone: see `kind_costs`.
         max_kl: the limit on `kl_mean` of every run, in nats; None where none was asked for.
     """
 
@@ -67,6 +69,7 @@ class QuantisingCost(Figures):
     window: int
     perplexity: float
     runs: tuple[RunCost, ...]
+    kinds: tuple[KindCost, ...] = ()
     max_kl: float | None = None
 
     @property
@@ -132,7 +135,7 @@ def measure_cost(
         window,
         _perplexity(torch.cat(surprise)),
         tuple(_cost(run.name, parts) for run, parts in zip(runs, found, strict=True)),
-        max_kl,
+        max_kl=max_kl,
     )
 
 

@@ -15,7 +15,9 @@
 - `weight_rounding`: `rms`, `max`, `relative_l2` of a float64 run on the rounded weights, or null where none is rounded.
 - `quantising_cost`: null where it was not asked for, or the members of `quantising_cost.QuantisingCost`: `origin`,
   `tokens`, `window`, `perplexity` (the checkpoint's), `max_kl` where there is a limit, and `runs`, for each `run`,
-  `kl_mean`, `kl_high` (the 99th percentile), `perplexity` and `agreement`. KL is in nats.
+  `kl_mean`, `kl_high` (the 99th percentile), `perplexity` and `agreement`. KL is in nats. `kinds` has for each `kind`
+  of matrices `kl_mean`, with these alone quantised, and `errors`, for each `layer` (null where there is none) the
+  `error`: root mean square of what its values lost over that of the values.
 - `positions`: parallel lists over the judged positions: `position`, `rms`, `rms_floor`, `max`, `max_floor` (what the
   verdict holds `max` against), `kl`; with logits also `top1`, `reference_top1` (token ids) and `margin` (by how much
   the reference prefers its own).

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_text import (
     COST_HEADINGS,
     HEADINGS,
+    KIND_HEADINGS,
     capital,
     cost_caption,
     cost_rows,
     footnotes,
     full_stop,
+    kind_caption,
+    kind_rows,
     table_rows,
 )
 from blockexport.compare.report.report_values import facts
@@ -48,8 +53,15 @@ def to_markdown(report: Report) -> str:
 def _cost(cost: QuantisingCost | None) -> list[str]:
     if cost is None:
         return []
-    rows = [COST_HEADINGS, ("---",) * len(COST_HEADINGS), *cost_rows(cost)]
-    return ["", "## What quantising costs", "", cost_caption(cost), "", *(f"| {' | '.join(row)} |" for row in rows)]
+    return [
+        *("", "## What quantising costs", "", cost_caption(cost), "", *_rows(COST_HEADINGS, cost_rows(cost))),
+        *("", "### By which matrices", "", kind_caption(cost), "", *_rows(KIND_HEADINGS, kind_rows(cost))),
+    ]
+
+
+def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table."""
+    return [f"| {' | '.join(row)} |" for row in (headings, ("---",) * len(headings), *rows)]
 
 
 def _explanation(report: Report) -> list[str]:

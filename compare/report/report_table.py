@@ -10,15 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from blockexport.compare.core.check import Verdict
+from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_text import (
     COST_HEADINGS,
     HEADINGS,
+    KIND_HEADINGS,
     capital,
     cost_caption,
     cost_rows,
     footnotes,
     full_stop,
+    kind_caption,
+    kind_rows,
     table_rows,
 )
 
@@ -49,16 +53,27 @@ def render_table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [render_verdict(report)]
     parts += [Text(""), table, *(Text(note, style="dim") for note in footnotes(report))]
     if report.quantising_cost is not None:
-        costs = _table(COST_HEADINGS, words=1)
-        for row in cost_rows(report.quantising_cost):
-            costs.add_row(*row)
-        parts += [Text(""), costs, Text(cost_caption(report.quantising_cost), style="dim")]
+        parts += _cost(report.quantising_cost)
     troubles = [Text(f"{r.name}: {r.message}") for r in report.checks if r.verdict is not Verdict.PASS]
     parts += [Text(""), *troubles] if troubles else []
     parts += [Text(f"{name}: does not apply; {reason}", style="dim") for name, reason in report.skipped]
     if not report.artifact.arithmetic.is_target:
         parts.append(Text(report.artifact.arithmetic.note, style="dim"))
     return Group(*parts)
+
+
+def _cost(cost: QuantisingCost) -> list[RenderableType]:
+    """What quantising costs, and by which matrices."""
+    parts: list[RenderableType] = []
+    for headings, rows, caption in (
+        (COST_HEADINGS, cost_rows(cost), cost_caption(cost)),
+        (KIND_HEADINGS, kind_rows(cost), kind_caption(cost)),
+    ):
+        table = _table(headings, words=1)
+        for row in rows:
+            table.add_row(*row)
+        parts += [Text(""), table, Text(caption, style="dim")]
+    return parts
 
 
 def _table(headings: Sequence[str], words: int) -> Table:

@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 from blockexport.compare.core.figures import StretchFigures
+from blockexport.compare.core.matrix_cost import MOST_TOKENS
 from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import MAX_FACTOR, RMS_FACTOR, RMS_LUCK
 from blockexport.compare.report.report import Report
@@ -116,6 +117,35 @@ def cost_caption(cost: QuantisingCost) -> str:
         f"What quantising costs, beside the checkpoint in float32: {limit}. KL in nats, over "
         f"{plural(cost.tokens, 'position')} of the {cost.origin}, in {windows} of at most {cost.window:,} tokens, the "
         "first positions of each included."
+    )
+
+
+KIND_HEADINGS = ("quantised alone", "matrices", "error", "largest", "in layer", "mean KL")
+
+
+def kind_rows(cost: QuantisingCost) -> list[tuple[str, ...]]:
+    """The cells under `KIND_HEADINGS`: a row for each kind of matrices, the one that costs most first."""
+    ordered = sorted(cost.kinds, key=lambda kind: -kind.kl_mean)
+    return [
+        (
+            kind.kind,
+            f"{len(kind.errors):,}",
+            f"{kind.median:.2%}",
+            f"{kind.worst.error:.2%}",
+            "" if kind.worst.layer is None else str(kind.worst.layer),
+            f"{kind.kl_mean:.3g}",
+        )
+        for kind in ordered
+    ]
+
+
+def kind_caption(cost: QuantisingCost) -> str:
+    """How the cost of each kind was measured."""
+    tokens = min(MOST_TOKENS, cost.window)
+    return (
+        "Error: what the values of a matrix lost, rms over their own rms, the median of the kind and the largest. KL "
+        f"in nats, over the first {plural(tokens, 'token')} of the text, of the checkpoint's model with the matrices "
+        "of one kind quantised and all others as they were."
     )
 
 

@@ -23,6 +23,7 @@ from tests.small_models import small_config, small_weights, write_folder
 IDS = torch.randint(0, 97, (2_050,), generator=torch.Generator().manual_seed(2)).tolist()
 TOKENS = ",".join(map(str, IDS))
 COST = ("--check", "parameters", "--no-explain", "--tokens", TOKENS, "--json")
+PARTS = ("q", "k", "v", "o", "gate", "up", "down")
 DEVIATION = 0.06  # of weights whose predictions four bits do not turn over
 
 
@@ -71,6 +72,15 @@ def test_a_limit_decides_alone(bundles: Path, capsys: pytest.CaptureFixture[str]
     for page in ("report.md", "report.html"):
         written = (tmp_path / "r" / page).read_text()
         assert "What quantising costs" in written and "integer activations (level 4)" in written
+        assert "over the first 64\u00a0tokens of the text" in written
+    kinds = {kind["kind"]: kind for kind in report["quantising_cost"]["kinds"]}
+    assert list(kinds) == ["embed_tokens", *(f"{part}_proj" for part in PARTS), "lm_head"]
+    assert [error["layer"] for error in kinds["q_proj"]["errors"]] == [0, 1, 2]
+    assert all(0.05 < error["error"] < 0.12 for part in PARTS for error in kinds[f"{part}_proj"]["errors"])
+    assert all(0.001 < kinds[end]["errors"][0]["error"] < 0.01 for end in ("embed_tokens", "lm_head"))  # 8 bits
+    assert 0 < kinds["lm_head"]["kl_mean"] < kinds["down_proj"]["kl_mean"]
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert 'title="down_proj, layer 2: ' in page and page.count('<td class="cell e') == 7 * 3 + 2
     assert report_of(capsys, str(bundles / "int4"), "--max-kl", "50", *COST)["verdict"] == "pass"
 
 

@@ -104,7 +104,7 @@ def test_a_file_that_gives_last_logits_only_is_fed_token_by_token(tiny: MemoryCh
 
 @pytest.mark.parametrize(("kl", "limit", "over"), [(0.2, None, 0), (0.2, 0.2, 0), (0.2, 0.1, 1), (math.nan, 9.0, 1)])
 def test_only_a_limit_can_be_passed_and_nan_is_beyond_any(kl: float, limit: float | None, over: int) -> None:
-    cost = QuantisingCost("text", 9, 9, 2.0, (RunCost("exact", kl, kl, 2.0, 1.0),), limit)
+    cost = QuantisingCost("text", 9, 9, 2.0, (RunCost("exact", kl, kl, 2.0, 1.0),), max_kl=limit)
     assert len(cost.too_high) == over
 
 
