@@ -37,9 +37,7 @@ from blockexport.runtime.foreign.names import Names, name_roles
 
 _TYPES = {number: element.torch_dtype for number, element in BY_ONNX.items()}
 _SIZE = re.compile("[0-9]{1,18}")  # more digits are no size of any tensor
-_QUANTISED = re.compile(
-    r"MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|.*BlockQuantized|QMoE"
-)
+_QUANTISED = re.compile(r"MatMulBnb4|MatMulInteger.*|DynamicQuantize.*|DequantizeLinear|QLinear.*|QMoE")
 ATTENTION = "GroupQueryAttention"
 
 Shape = tuple[int | str, ...]

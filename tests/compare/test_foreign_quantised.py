@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from blockexport.cli.main import main
-from tests.foreign_files import ForeignExports, changed
+from tests.foreign_files import ForeignExports, build_with_genai, changed, write_source
 
 SHORT = ("-M", "40", "--decode-steps", "6", "--json")
 PACKED = "model.layers.1.mlp.down_proj.MatMul.weight_Q4"
@@ -85,3 +85,39 @@ def test_a_matrix_that_no_tensor_is_called_after_is_not_judged(
     path = changed(foreign.genai("llama", "int4"), tmp_path / "odd.onnx", rename)
     assert main(["compare", "--onnx", str(path), "--model", str(foreign.source())]) == 3
     assert "is no tensor of the checkpoint by its name" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint whose head is its embedding, and the file in which both read the same codes."""
+    folder = tmp_path_factory.mktemp("tied")
+    source = write_source(folder / "source", tied=True)
+    return build_with_genai(source, folder / "built", "int4"), source
+
+
+def test_a_table_that_product_and_lookup_share_is_read_once_for_each(
+    tied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, source = tied
+    operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    assert "GatherBlockQuantized" in operators
+    checks = ("--check", "prefill", "--check", "decode", "--check", "parameters")
+    report = judged(path, source, capsys, *checks)
+    assert {check["verdict"] for check in report["checks"]} == {"pass"}
+    assert "16 weights are the checkpoint's within a step of their grid" in of(report, "parameters")["message"]
+    odd = changed(path, tmp_path / "odd.onnx", edited("lm_head.MatMul.weight_Q4", flip))
+    report = judged(odd, source, capsys, *checks, "--no-explain")
+    assert (of(report, "prefill")["verdict"], of(report, "decode")["verdict"]) == ("pass", "pass")
+    assert "model.embed_tokens.weight differs by more than a step" in of(report, "parameters")["message"]
+
+
+def test_codes_that_are_looked_up_otherwise_are_not_judged(
+    tied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def turn(model: onnx.ModelProto) -> None:
+        (node,) = (node for node in model.graph.node if node.op_type == "GatherBlockQuantized")
+        next(item for item in node.attribute if item.name == "quantize_axis").i = 0
+
+    path = changed(tied[0], tmp_path / "odd.onnx", turn)
+    assert main(["compare", "--onnx", str(path), "--model", str(tied[1])]) == 3
+    assert "looks up codes in a form that is not known here" in " ".join(capsys.readouterr().err.split())
