@@ -203,9 +203,19 @@ def _matrices(model: onnx.ModelProto) -> dict[str, StoredMatrix]:
             block,
             outputs_first=name == EMBEDDING or (product is not None and bool(_number(product, "transB"))),
             zero_points=zeros[0] if zeros else None,
-            order=None if gathered is None or gathered.op_type != "Gather" else tensors.get(gathered.input[1]),
+            order=_order(gathered, tensors, codes.dims[0]),
         )
     return found
+
+
+def _order(
+    gathered: onnx.NodeProto | None, tensors: Mapping[str, onnx.TensorProto], inputs: int
+) -> onnx.TensorProto | None:
+    """The order in which a node gives a product its inputs; None where it gathers something else, as the last token."""
+    if gathered is None or gathered.op_type != "Gather":
+        return None
+    order = tensors.get(gathered.input[1])
+    return order if order is not None and list(order.dims) == [inputs] else None
 
 
 def _number(node: onnx.NodeProto, name: str, default: int = 0) -> int:
