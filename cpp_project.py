@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from blockexport.export.bundle.trt_library import TENSORRT_RTX
-from blockexport.export.output.atomic_write import replace_file
+from blockexport.export.output.atomic_write import write_together
 from blockexport.export.output.disk import disk_errors
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
@@ -54,9 +54,7 @@ def write_project(
                 f"the output folder {output} is not empty: name another, or overwrite a project with --force"
             )
         _require_unchanged(place, files)
-        place.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            replace_file(place / name, content)
+        write_together(place, files)
     return list(files)
 
 

@@ -7,12 +7,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
-from blockexport.export.output.atomic_write import locked, partial_file, remove_abandoned
-from blockexport.export.output.disk import folders_made
+from blockexport.export.output.atomic_write import write_together
 from blockexport.export.output.hidden_names import shown
 from blockexport.export.output.place import output_place
 from blockexport.models.errors import UsageError
@@ -88,19 +87,8 @@ def write_report(report: Report, folder: Path) -> list[str]:
     }
     check_report_folder(folder)
     with _explained(folder):
-        _write_all(folder.absolute(), texts)
+        write_together(folder.absolute(), {name: text.encode() for name, text in texts.items()})
     return list(texts)
-
-
-def _write_all(folder: Path, texts: dict[str, str]) -> None:
-    with folders_made(folder), ExitStack() as beside:
-        remove_abandoned(folder)
-        partials = {name: beside.enter_context(partial_file(folder / name)) for name in texts}
-        for name, text in texts.items():
-            partials[name].write_text(text, encoding="utf-8")
-        with locked(folder):  # of two reports at once, all three files are the later one's
-            for name, partial in partials.items():
-                os.replace(partial, folder / name)
 
 
 @contextmanager

@@ -10,12 +10,12 @@ import platform
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.disk import disk_errors, folders_made
 from blockexport.export.output.hidden_names import partial_origin, partial_path
 from blockexport.export.output.lock import NO_LOCKS, FileLock
 
@@ -42,6 +42,22 @@ def replace_file(path: Path, content: bytes) -> None:
     with disk_errors(path.parent), partial_file(path) as partial:
         partial.write_bytes(content)
         os.replace(partial, path)
+
+
+def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Make or replace several files of a folder, made if need be: all of them, or none where the disk is full.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with folders_made(folder), ExitStack() as beside:
+        remove_abandoned(folder)
+        partials = {name: beside.enter_context(partial_file(folder / name)) for name in contents}
+        for name, content in contents.items():
+            partials[name].write_bytes(content)
+        with locked(folder):  # of two writers at once, all files are the later one's
+            for name, partial in partials.items():
+                os.replace(partial, folder / name)
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -30,7 +30,7 @@ def space_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UsageError(
-                f"no space was left for {shown(folder)} ({shutil.disk_usage(folder).free} bytes free): "
+                f"no space was left for {shown(folder)} ({_free(folder)} bytes free): "
                 "free some, or choose another output folder"
             ) from error
         if error.errno == errno.EFBIG:
@@ -39,6 +39,11 @@ def space_errors(folder: Path) -> Iterator[None]:
                 "limit (ulimit -f), or choose another output folder"
             ) from error
         raise
+
+
+def _free(folder: Path) -> int:
+    """Bytes free where a folder is or was: what failed may have taken it back."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
 
 
 @contextmanager

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
+from blockexport.cpp_project import write_project
 from blockexport.export import pt2
 from blockexport.export.pt2 import export_program
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.errors import UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 
@@ -153,3 +155,10 @@ def test_the_compilers_own_folder_fills_up(
     assert main(["aoti", str(tmp_path / "b"), "--no-compare", "--quiet"]) == 2
     assert "no space was left for the package" in capfd.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"b", "disk"}
+
+
+def test_a_cpp_project(disk: Callable[[int], Path]) -> None:
+    place = disk(8)  # less than its files need
+    with pytest.raises(UsageError, match="no space was left"):
+        write_project(place / "new" / "project", ("onnxruntime",))
+    assert list(place.iterdir()) == []

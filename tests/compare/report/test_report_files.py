@@ -78,17 +78,17 @@ def test_a_disk_that_fills_up_leaves_all_or_nothing(
     if older:
         write_report(report_of(PASS), folder)
     before = everything(tmp_path)
-    plain, count = Path.write_text, 0
+    plain, count = Path.write_bytes, 0
 
-    def fill(path: Path, text: str, **options: Any) -> int:
+    def fill(path: Path, content: bytes) -> int:
         nonlocal count
         count += 1
         if count == at:
-            plain(path, text[: len(text) // 2], **options)
+            plain(path, content[: len(content) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
-        return plain(path, text, **options)
+        return plain(path, content)
 
-    monkeypatch.setattr(Path, "write_text", fill)
+    monkeypatch.setattr(Path, "write_bytes", fill)
     with pytest.raises(UsageError) as caught:
         write_report(report_of(FAIL), folder)
     assert str(caught.value) == (
