@@ -59,7 +59,7 @@ def test_inspect_reads_the_config_beside_any_manifest(
     shutil.copy(bundle / "config.json", tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     assert main(["inspect", str(tmp_path)]) == 0
-    assert capsys.readouterr().err == ""
+    assert "Counted here is the model of config.json alone" in capsys.readouterr().err
 
 
 def test_a_spoilt_scale_is_found_and_named(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
