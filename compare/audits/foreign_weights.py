@@ -181,13 +181,25 @@ def _there(
 
 def _difference(weights: ArtifactWeights, piece: _Piece, checkpoint: Checkpoint, name: str) -> str | None:
     """What a piece of the tensor's name and shape holds instead; None where the tool may have meant it so."""
-    found, shape = piece.read(weights), checkpoint.entries[name].shape
-    if name != EMBEDDING and found.ndim == 2 and tuple(found.T.shape) == shape:
-        found = found.T.contiguous()
-    if tuple(found.shape) != shape:
+    stored = piece.read(weights)
+    wanted = converted(checkpoint, name, stored.dtype)
+    found = _way_round(stored, wanted, is_table=name == EMBEDDING)
+    if found is None:
         return None
-    wanted = converted(checkpoint, name, found.dtype)
     if rearranged(found, wanted, checkpoint.config.head_dim) or scaled(found, wanted):
         return None
     shapes = {other: entry.shape for other, entry in checkpoint.entries.items()}
     return describe_difference(found, checkpoint, name, shapes)
+
+
+def _way_round(stored: torch.Tensor, wanted: torch.Tensor, *, is_table: bool) -> torch.Tensor | None:
+    """A piece as the tensor lies, turned over if need be; None where its shape is another.
+
+    Of a square matrix the shape does not tell: it lies the way in which more of its values are the nearer ones.
+    """
+    both = [stored] if is_table or stored.ndim != 2 else [stored.T, stored]
+    ways = [way for way in both if way.shape == wanted.shape]
+    if len(ways) == 2:
+        turned, plain = ((way.float() - wanted.float()).abs() for way in ways)
+        ways = ways[int((plain < turned).sum() > (turned < plain).sum()) :]
+    return ways[0].contiguous() if ways else None

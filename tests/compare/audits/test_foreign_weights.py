@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
-from blockexport.compare.audits.artifact_weights import initializers
+from blockexport.compare.audits.artifact_weights import ArtifactWeights, initializers
 from blockexport.compare.audits.foreign_weights import Held, hold_foreign
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
+from tests.compare.memory_checkpoint import TINY, MemoryCheckpoint
 from tests.foreign_files import ForeignExports
 
 Values = np.ndarray[Any, Any]
@@ -72,6 +74,21 @@ def test_one_wrong_value_is_said(made: Path, checkpoint: Checkpoint, tool: str) 
     found = held(path, checkpoint, name, one)
     assert found.differing == [DOWN] and found.not_compared == []
     assert found.said[0].startswith(f"{DOWN} differs in 1 of 3,192 values: [1, 3] is ")
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("name", ["self_attn.q_proj.weight", "any.other"])
+def test_a_square_matrix_is_compared_as_it_lies(name: str, is_turned: bool) -> None:
+    """Its shape does not tell whether it is transposed."""
+    wanted = torch.randn(24, 24, generator=torch.Generator().manual_seed(3))
+    query = "model.layers.0.self_attn.q_proj.weight"
+    stored = wanted.clone()
+    stored[3, 5] += 2.5
+    file = stored.T.contiguous() if is_turned else stored
+    checkpoint = MemoryCheckpoint(replace(TINY, head_dim=4), {query: wanted})
+    name = query if name.startswith("self_attn") else name
+    found = hold_foreign(ArtifactWeights({name: (24, 24)}, {name: file}.__getitem__), checkpoint)
+    assert found.said[0].startswith(f"{query} differs in 1 of 576 values: [3, 5] is "), found
 
 
 def test_a_wrong_key_in_a_fused_matrix(made: Path, checkpoint: Checkpoint) -> None:
