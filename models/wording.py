@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_ALL_DIGITS = 17  # enough to tell any two numbers of float64 apart
+
 
 def plural(count: int, noun: str, space: str = " ") -> str:
     """1 step, 16 steps."""
@@ -15,6 +17,15 @@ def number(value: float, digits: int = 2) -> str:
     """A measured number, short: 0.085, 1.4e-7, 5.1e4."""
     mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def told_apart(one: float, other: float, digits: int = 6) -> tuple[str, str]:
+    """Two numbers in `digits` significant digits, or in as many more as show that they differ: 1.00003, 1."""
+    for count in range(digits, _ALL_DIGITS + 1):
+        said = f"{one:.{count}g}", f"{other:.{count}g}"
+        if said[0] != said[1]:
+            break
+    return said
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:

@@ -22,6 +22,7 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, 
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Interface
 from blockexport.models.quantised_matrix import CODES, SCALES
+from blockexport.models.wording import told_apart
 
 _CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "RotaryEmbedding")
 _ENDS = ("Gemm", "MatMul", "RMSNormalization")
@@ -98,7 +99,8 @@ def _epsilons(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -
     for epsilon, where in found.items():
         if epsilon != wanted:
             said = _places(where, audit.counts["epsilons"], "norms")
-            audit.problems.append(f"{said} epsilon is {epsilon:.6g}, the config's rms_norm_eps is {wanted:.6g}")
+            there, right = told_apart(epsilon, wanted)
+            audit.problems.append(f"{said} epsilon is {there}, the config's rms_norm_eps is {right}")
 
 
 def _places(where: list[str], of: int, what: str) -> str:
@@ -129,7 +131,8 @@ def _scales(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> 
     for scale, where in found.items():
         if not abs(scale - wanted) <= room * wanted:
             said = _places(where, config.num_hidden_layers, "layers")
-            audit.problems.append(f"{said} attention scale is {scale:.6g}, 1/sqrt(head_dim) is {wanted:.6g}")
+            there, right = told_apart(scale, wanted)
+            audit.problems.append(f"{said} attention scale is {there}, 1/sqrt(head_dim) is {right}")
 
 
 def _attention(nodes: list[ir.Node], layer: int) -> ir.Node | None:

@@ -7,6 +7,7 @@ import torch
 from blockexport.compare.core.tolerances import ROPE_UNITS
 from blockexport.models.block.rope import inverse_frequencies, rope_table
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.wording import told_apart
 
 _MOST = 0.9  # so large a share of the rows after the first wrong one counts as all of them
 
@@ -36,8 +37,8 @@ def table_problem(found: torch.Tensor, kind: str, config: ModelConfig, slots: in
     if not positions:
         return None
     first, pair = wrong.nonzero()[0].tolist()
-    values = f"{float(found[first, pair]):.6g} for pair {pair}, wanted {float(wanted[first, pair]):.6g}"
-    return f"differs {_where(positions, rows)}: {values}"
+    there, right = told_apart(float(found[first, pair]), float(wanted[first, pair]))
+    return f"differs {_where(positions, rows)}: {there} for pair {pair}, wanted {right}"
 
 
 def _where(positions: list[int], rows: int) -> str:

@@ -9,9 +9,7 @@ import torch
 from blockexport.compare.audits.expected_values import expected_pieces
 from blockexport.compare.core.immovable import as_integers, same_bits
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-
-FEWEST_DIGITS = 6  # significant digits of a number in a message
-MOST_DIGITS = 17  # enough to tell any two numbers apart
+from blockexport.models.wording import told_apart
 
 
 def same_values(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> bool:
@@ -66,12 +64,8 @@ def _largest(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -
 
 
 def _apart(found: torch.Tensor, wanted: torch.Tensor) -> str:
-    """Both numbers in as many digits as it takes to tell them apart."""
-    for digits in range(FEWEST_DIGITS, MOST_DIGITS + 1):
-        one, other = (f"{float(value):.{digits}g}" for value in (found, wanted))
-        if one != other:
-            return f"{one} and the checkpoint's {other}"
-    return f"{one} and the checkpoint's the same in other bits"
+    one, other = told_apart(float(found), float(wanted))
+    return f"{one} and the checkpoint's {other if one != other else 'the same in other bits'}"
 
 
 def _pattern(found: torch.Tensor, unequal: torch.Tensor) -> str:
@@ -123,5 +117,5 @@ def scaled(found: torch.Tensor, wanted: torch.Tensor) -> str | None:
     room = 2 * kind.eps * wide_found.abs() + kind.smallest_normal * kind.eps * max(1.0, abs(factor))
     other = factor and abs(factor - 1) > 2 * kind.eps and found.numel() > 1
     if other and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
-        return f"is {factor:.4g} times the checkpoint's"
+        return f"is {told_apart(factor, 1.0, digits=4)[0]} times the checkpoint's"
     return None

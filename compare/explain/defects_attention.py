@@ -13,6 +13,7 @@ from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.norm import RMSNorm
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.wording import told_apart
 
 
 def attention_defects(config: ModelConfig) -> list[Defect]:
@@ -48,9 +49,8 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
 
 def scaled_by(times: float) -> Defect:
     """Scores that are some factor too large, as it was measured."""
-    return Defect(
-        "scale_times", f"attention scores are {times:.6g} times too large", block_with(attention=_scaled(1, times))
-    )
+    said = f"attention scores are {told_apart(times, 1.0)[0]} times too large"
+    return Defect("scale_times", said, block_with(attention=_scaled(1, times)))
 
 
 def is_scale(config: ModelConfig, times: float) -> bool:

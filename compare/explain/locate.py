@@ -20,7 +20,7 @@ from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
 from blockexport.models.progress import counted
-from blockexport.models.wording import listed, number
+from blockexport.models.wording import listed, number, told_apart
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -70,7 +70,7 @@ class Location:
         if not self.finite:
             return f"first difference at position {self.position}: {place}, which is NaN or infinite"
         said = f"relative error {number(self.error)}, eager's own {number(self.floor)}"
-        said += "" if self.times is None else f"; it is {self.times:.6g} times eager's"
+        said += "" if self.times is None else f"; it is {told_apart(self.times, 1.0)[0]} times eager's"
         said += f"; it is eager's {LABELS[self.instead]}" if self.instead else ""
         later = f"; the first NaN or infinity is in {self.not_finite}" if self.not_finite else ""
         return f"first difference at position {self.position}: {place} ({said}){later}"

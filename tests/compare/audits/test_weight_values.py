@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blockexport.compare.audits.artifact_weights import artifact_weights
-from blockexport.compare.audits.weight_difference import FEWEST_DIGITS, _apart
+from blockexport.compare.audits.weight_difference import scaled
 from blockexport.compare.checks.check_parameters import ParameterFigures
 from blockexport.compare.core import context
 from blockexport.compare.core.check import Verdict
@@ -27,6 +27,7 @@ from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
+from blockexport.models.wording import told_apart
 from blockexport.runtime.eager import EagerDecoder
 from tests.any_model import draw, write
 from tests.compare.judged import judge
@@ -134,10 +135,18 @@ def test_two_numbers_that_differ_are_never_shown_alike(dtype: torch.dtype, wante
     if not one.isfinite() or (wanted and not one):
         one = torch.tensor(1.5, dtype=dtype)
     other = (one.view(as_integers(dtype)) + units).view(dtype) if wanted else -one
-    left, right = _apart(other, one).split(" and the checkpoint's ")
+    left, right = told_apart(float(other), float(one))
     assert left != right
-    short = [f"{float(value):.{FEWEST_DIGITS}g}" for value in (other, one)]
+    short = [f"{float(value):.6g}" for value in (other, one)]
     assert [left, right] == short or short[0] == short[1]
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"), [(1.00003, "1.00003"), (0.99997, "0.99997"), (1.000002, "1.000002"), (2.0, "2"), (-1.0, "-1")]
+)
+def test_a_factor_that_is_not_1_is_never_shown_as_1(factor: float, said: str) -> None:
+    wanted = torch.linspace(0.1, 2.3, 23)
+    assert scaled((wanted.double() * factor).float(), wanted) == f"is {said} times the checkpoint's"
 
 
 def test_the_first_ones_are_described_and_all_are_counted(bundles: dict[Precision, Path], tmp_path: Path) -> None:
