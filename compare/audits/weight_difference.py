@@ -43,6 +43,9 @@ def describe_difference(
         return f"{name} {whole}"
     bits = as_integers(found.dtype)
     unequal = found.contiguous().view(bits) != wanted.view(bits)
+    line = _scaled_line(found, wanted, unequal)
+    if line is not None:
+        return f"{line[0]} of {name} {line[1]}"
     where, count = _largest(found, wanted, unequal), int(unequal.sum())
     said = (
         f"{name} differs in {count:,} of {found.numel():,} values{_pattern(found, unequal)}"
@@ -118,4 +121,14 @@ def scaled(found: torch.Tensor, wanted: torch.Tensor) -> str | None:
     other = factor and abs(factor - 1) > 2 * kind.eps and found.numel() > 1
     if other and bool(((wide_found - factor * wide_wanted).abs() <= room).all()):
         return f"is {told_apart(factor, 1.0, digits=4)[0]} times the checkpoint's"
+    return None
+
+
+def _scaled_line(found: torch.Tensor, wanted: torch.Tensor, unequal: torch.Tensor) -> tuple[str, str] | None:
+    """The one row or column in which a matrix differs, and its factor; None where that is not what differs."""
+    for axis, what in enumerate(("row", "column") if found.ndim == 2 else ()):
+        lines = unequal.any(1 - axis).nonzero().flatten().tolist()
+        factor = scaled(found.select(axis, lines[0]), wanted.select(axis, lines[0])) if len(lines) == 1 else None
+        if factor is not None:
+            return f"{what} {lines[0]}", factor
     return None

@@ -57,7 +57,7 @@ def stored(name: str, dtype: torch.dtype) -> torch.Tensor:
     return CHECKPOINT.read(name).to(dtype)
 
 
-def at(index: tuple[int, ...], change: Change) -> Change:
+def at(index: tuple[int | slice, ...], change: Change) -> Change:
     def run(values: torch.Tensor) -> torch.Tensor:
         values[index] = change(values[index])
         return values
@@ -98,7 +98,9 @@ SPOILT: list[tuple[str, dict[str, Change], str]] = [
         {EMBEDDING: zero_rows},
         rf"{EMBEDDING} differs in 1,440 of 2,424 values in 60 of 101 rows, all 0 in the file: .*the largest difference",
     ),
-    ("row", {Q1: at((7,), lambda x: x * 1.2)}, rf"{Q1} differs in 24 of 1,440 values in row 7: \[7, \d+\]"),
+    ("row", {Q1: at((7,), lambda x: x * 1.2)}, rf"row 7 of {Q1} is 1\.(2|20|19)\d? times the checkpoint's$"),
+    ("column", {DOWN: at((slice(None), 5), lambda x: -x)}, rf"column 5 of {DOWN} is -1 times the checkpoint's$"),
+    ("row lost", {Q1: at((7,), torch.zeros_like)}, rf"{Q1} differs in 24 of 1,440 values in row 7, all 0 in the file"),
     ("transposed", {DOWN: lambda x: x.T}, f"{DOWN} holds the checkpoint's values transposed"),
     ("neighbours", {Q2: neighbours}, f"{Q2} holds the checkpoint's rows with the two of each RoPE pair side by side"),
     ("NaN", {DOWN: at((0, 1), lambda x: x * torch.nan)}, rf"{DOWN} differs in 1 of 1,056 values: \[0, 1\] is nan"),
