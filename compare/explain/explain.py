@@ -23,6 +23,7 @@ from blockexport.compare.explain.locate import FIRST_CALLS, Location, Search, Wa
 from blockexport.compare.explain.misread_caches import misread_caches
 from blockexport.compare.explain.wrong_matrices import WrongMatrices, wrong_matrices
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
+from blockexport.compare.explain.wrong_weights import wrong_weights
 from blockexport.models.errors import ArtifactError, NotJudgedError
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 
@@ -46,8 +47,8 @@ class Explanation:
         note: see `search`.
         where: whose calls were looked at, where they are not those of the judged sequence.
         wrong_slot: the first wrong slot of the cache, where a call before the first wrong output left it.
-        file: what the checks of the file's content that failed say, also where nobody asked for those checks: causes in
-            themselves.
+        file: what the checks of the file's content that failed say, also where nobody asked for those checks, and in
+            another tool's file which weights behind the first difference are wrong: causes in themselves.
         remarks: of each other failure why it is not explained.
         weights: the quantised matrices that are not the checkpoint's; None where there are none.
     """
@@ -110,7 +111,8 @@ def explain(
     except ArtifactError as error:
         found = Explanation(None, None, f"not located: {error}", file=looker.file)
     else:
-        found = replace(found, file=(*found.file, *_unread(found, context, results)))
+        read = (*found.file, *_unread(found, context, results))
+        found = replace(found, file=(*read, *_unsaid(found.search, read)))
     return _with_weights(found, context, failed)
 
 
@@ -137,6 +139,13 @@ def _unread(found: Explanation, context: CheckContext, results: Sequence[CheckRe
     left = [entry for entry in choose_checks() if entry.kind is Kind.CONTENT and entry.name not in ran]
     answers = [entry.run(context) for entry in left if not entry.inapplicable(context)]
     return [answer.message for answer in answers if answer.verdict is Verdict.FAIL]
+
+
+def _unsaid(search: Search | None, read: Sequence[str]) -> list[str]:
+    """The weights behind what differs, but for those that the checks of the file's content have told of."""
+    weights = {} if search is None else search.weights
+    left = {clause: name for clause, name in weights.items() if not any(clause in message for message in read)}
+    return [clause if name in clause else f"{clause} ({name} in the file)" for clause, name in left.items()]
 
 
 @dataclass(frozen=True)
@@ -191,9 +200,14 @@ class _Looker:
         if self.graph is None:
             return None, self.note
         try:
-            return locate(self.graph(), evidence, looked=looked, wrong_slot=wrong_slot), self.note
+            graph = self.graph()
+            search = locate(graph, evidence, looked=looked, wrong_slot=wrong_slot)
         except NotJudgedError as error:
             return None, str(error)
+        if isinstance(graph, WatchedSites) and graph.uses and search.location and search.reproduced:
+            uses = graph.uses(search.location.call)
+            search = replace(search, weights=wrong_weights(search, uses, self.context.checkpoint))
+        return search, self.note
 
     def elsewhere(self, failed: Sequence[CheckResult]) -> Explanation:
         """The first failed check in whose calls one row differs; a sentence for each that has none."""

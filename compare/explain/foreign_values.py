@@ -7,10 +7,13 @@ from itertools import chain
 import onnx
 from onnx import helper
 
+from blockexport.compare.audits.artifact_weights import initializers
 from blockexport.compare.audits.dataflow import Dataflow
 from blockexport.compare.audits.sites_by_flow import SiteMap, find_sites
 from blockexport.compare.explain.locate import WatchedSites
 from blockexport.compare.explain.sites import LAYER_SITES
+from blockexport.compare.explain.used_weights import Uses
+from blockexport.models import io_names
 from blockexport.models.errors import NotJudgedError
 from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
 from blockexport.runtime.foreign.foreign_file import ForeignFile
@@ -25,7 +28,7 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
         NotJudgedError: a graph whose residual stream cannot be followed.
     """
     layers = decoder.config.num_hidden_layers
-    found, files = [], []
+    found, files, uses = [], [], list[Uses]()
     for file in chain.from_iterable(file.branches() for file in decoder.files):
         model = onnx.ModelProto()
         model.CopyFrom(file.model)
@@ -41,10 +44,12 @@ def watch_foreign(decoder: ForeignDecoder) -> WatchedSites:
         others = (name for name in dict.fromkeys(watched.values()) if name not in given)
         model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in others)
         found.append(sites)
+        held = initializers(file.model, file.path.parent)
+        uses.append(Uses(flow, sites, names[io_names.LOGITS], held, decoder.config))
         files.append(ForeignFile(file.path, model, file.convention, edited=True, watched=watched))
     watching = type(decoder)(files, decoder.config, decoder.max_sequence_length)
     watching.interface, watching.foreign, watching.in_turn = decoder.interface, decoder.foreign, True
-    return WatchedSites(watching, _site_map(found, layers))
+    return WatchedSites(watching, _site_map(found, layers), lambda call: uses[_graph(call)])
 
 
 def _keys(sites: SiteMap) -> dict[str, str]:
@@ -55,11 +60,16 @@ def _keys(sites: SiteMap) -> dict[str, str]:
     return found | ({} if sites.final_norm is None else {"final_norm": sites.final_norm})
 
 
+def _graph(call: int) -> int:
+    """Which graph runs the call that begins at a position: the last is the prompt's."""
+    return -1 if call == 0 else 0
+
+
 def _site_map(found: list[SiteMap], layers: int) -> SiteMap:
-    """The sites that all graphs show, and their nodes: in the first call those of the last graph, the prompt's."""
+    """The sites that all graphs show, and their nodes."""
 
     def node(call: int, layer: int | None, site: str) -> str:
-        named = found[-1 if call == 0 else 0].nodes
+        named = found[_graph(call)].nodes
         return "" if named is None else named(call, layer, site)
 
     shown = [set.intersection(*(set(sites.layers[layer]) for sites in found)) for layer in range(layers)]

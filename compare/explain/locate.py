@@ -7,7 +7,7 @@ the replay's outputs are held against those that the artifact gave on its own ba
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,6 +19,7 @@ from blockexport.compare.core.tolerances import REPLAYED, SITE_FACTOR
 from blockexport.compare.explain.graph_values import Inside, Observed, SiteError
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LABELS, MADE_FROM
+from blockexport.compare.explain.used_weights import Uses
 from blockexport.models.progress import counted
 from blockexport.models.wording import listed, number, told_apart
 from blockexport.runtime.replay.replay_decoder import ReplayDecoder
@@ -91,6 +92,7 @@ class Search:
         specimen: what went into the first layer that differs and what came out of it; None where that is not known, or
             the replay is not the artifact.
         failed: the outputs of these calls leave the floor, whatever is found inside.
+        weights: a clause for each weight behind what differs that is not the checkpoint's, and what the file calls it.
     """
 
     location: Location | None
@@ -102,6 +104,7 @@ class Search:
     calls: int
     specimen: Specimen | None = None
     failed: bool = False
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def within(self) -> str:
@@ -141,10 +144,18 @@ class Search:
 
 @dataclass(frozen=True)
 class WatchedSites:
-    """A decoder that tells the values inside it, and which of them are at which site."""
+    """A decoder that tells the values inside it.
+
+    Attributes:
+        decoder: of the artifact's graph, or graphs.
+        sites: which of the values are at which site.
+        uses: which weights make them, in the graph of the call that begins at a position; None of our own graph, whose
+            weights have the checkpoint's names and are all compared.
+    """
 
     decoder: Observed
     sites: SiteMap
+    uses: Callable[[int], Uses] | None = None
 
 
 def locate(

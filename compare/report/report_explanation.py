@@ -7,7 +7,8 @@
 - `within`: that nothing inside differs, and where that holds; empty where something does, or nothing was looked at.
 - `wrong_slot`: null, or the first wrong slot of the cache, left before the first wrong output: `position`, `layer`,
   `kind` (`keys` or `values`), and the positions `start` to `stop` - 1 of the call that wrote it; with its `sentence`.
-- `file`: what the checks of the file's content say that failed, causes in themselves where no defect is found.
+- `file`: what the checks of the file's content say that failed, and in another tool's file the weights behind the first
+  difference that are not the checkpoint's; causes in themselves where no defect is found.
 - `remarks`: of each failure that has no explanation, why not.
 - `located`: null, or the first difference: `position`, `call` (first position of the call), `layer` (null before the
   first layer and after the last), `site` (a key of `sites.LABELS`) and its `label`, `error` and `floor` (relative L2),

@@ -54,6 +54,8 @@ def wrong_is_found(
     named = any(cause in sentence for sentence in said["sentences"])
     if located is None:
         return f"not located: {said['note']}", False
+    if wrong != "one weight" and said["file"]:
+        return f"a weight is blamed: {said['file']}", False
     shown = site in located["site"] or (convention == "genai" and located["node"].startswith("GroupQueryAttention"))
     place = f"FAIL at layer {located['layer']}, {located['site']}, {located['node']}"
     return f"{place}; {'named' if named else said['sentences']}", bool(shown and named and located["node"])
