@@ -54,6 +54,7 @@ class JudgeOptions:
         seed: of the random ids used where there is neither.
         weights: gives the weights in the artifact's file, to be counted and held against the checkpoint's.
         graph: gives the artifact's ONNX graph, for the audits of types and constants.
+        growing: opens the artifact with a cache that has so many slots at first; None where none grows.
         explain: looks for place and cause after a check has failed; None leaves that out.
         locate: call `explain` even where every check has passed.
         cost: measure what quantising costs as well; `judged_cost.py` does, beside the checks.
@@ -70,6 +71,7 @@ class JudgeOptions:
     seed: int = 0
     weights: Callable[[], ArtifactWeights] | None = None
     graph: Callable[[], ir.Graph] | None = None
+    growing: Callable[[int], Decoder] | None = None
     explain: Callable[[CheckContext, Sequence[CheckResult]], Explanation] | None = None
     locate: bool = False
     cost: bool = False
@@ -140,6 +142,7 @@ def run_checks(
         rows=_rows(tokens.ids_S, plan.max_sequence_length) if in_rows else (),
         weights=options.weights,
         graph=options.graph,
+        growing=options.growing,
         progress=progress,
     )
     return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options, notes)

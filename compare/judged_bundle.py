@@ -25,6 +25,7 @@ from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named, require_judgeable, usual_backend
+from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
@@ -73,7 +74,7 @@ def judge_bundle(
     judged_on, notes = as_stored(checkpoint, folder, manifest)
     if made_of is None:
         notes = (*(checkpoint.notes if model else ()), *notes, *changed_files(folder, manifest, backend))
-    options = bundle_options(folder, backend, asked)
+    options = bundle_options(folder, backend, asked, max_sequence_length=max_sequence_length)
     not_quantised = "the bundle's weights are not quantised" if manifest.quantisation is None else ""
     question = cost_question(checkpoint, decoder, options, not_quantised)
     judgement = run_checks(decoder, judged_on, options, progress, notes)
@@ -90,17 +91,32 @@ def bundle_options(
     asked: JudgeOptions | None = None,
     *,
     package_folder: Path | None = None,
+    max_sequence_length: int | None = None,
 ) -> JudgeOptions:
     """What was `asked`, with all that the bundle in `folder` has for its judgement on `backend`.
 
     `package_folder` is where an AOTInductor package lies that is still to be judged, and not yet in the bundle.
+    `max_sequence_length` is the file's M where it is declared anew.
     """
+
+    def growing(first_slots: int) -> Decoder:
+        return open_decoder(
+            folder,
+            backend,
+            max_sequence_length=max_sequence_length,
+            low_memory=True,  # the weights are in memory once already
+            verify="nothing",
+            exact=True,
+            first_slots=first_slots,
+        )
+
     return replace(
         asked or JudgeOptions(),
         backend=backend,
         encode=BundleTokenizer(folder).encode if (folder / TOKENIZER).is_file() else None,
         weights=artifact_weights(package_folder or folder, backend_named(backend).file),
         graph=(lambda: _graph(folder)) if backend_named(backend).runs_onnx else None,
+        growing=growing if backend_named(backend).grows else None,
         explain=lambda context, results: _explain(folder, backend, context, results),
     )
 

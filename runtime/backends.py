@@ -70,6 +70,7 @@ class Opening:
     threads: int = 0
     verify: Verify = "sample"
     exact: bool = False
+    first_slots: int | None = None
 
     @property
     def interface(self) -> Interface:
@@ -94,6 +95,7 @@ class Backend:
         cmake_option: what switches it on in the C++ library; None where that lacks it.
         is_eager: it is eager PyTorch, which is held against float64 and not against itself.
         rounds_activations: it rounds them to 8 bits before a product by quantised weights, unless told to be exact.
+        grows: its cache begins with few slots and doubles as it is filled, unless told to be exact.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Backend:
     cmake_option: str | None = None
     is_eager: bool = False
     rounds_activations: bool = False
+    grows: bool = False
 
     def __post_init__(self) -> None:
         silent = [one for one in Precision if one not in self.arithmetic or not self.arithmetic[one].note]
@@ -164,6 +167,7 @@ ONNXRUNTIME = Backend(
     judges=(Precision.FP32, Precision.FP16),
     cmake_option="BLOCKEXPORT_WITH_ONNXRUNTIME",
     rounds_activations=True,
+    grows=True,
 )
 REPLAY = Backend(
     "replay",

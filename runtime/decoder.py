@@ -175,6 +175,14 @@ class Decoder(ABC):
         them changes the cache."""
         return self._past[2 * layer], self._past[2 * layer + 1]
 
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with the slots that there is memory for now: fewer than M of a cache that grows."""
+        return self.cache(layer)
+
+    def make_room(self, slots: int) -> None:  # noqa: B027  (most caches have nothing to do)
+        """Have memory for at least `slots` slots of each row, at most M. What is in those that there are stays, and new
+        ones hold zeros. Only a cache that grows has anything to do."""
+
     def _allocate(self, batch_size: int) -> None:
         """Make zeroed caches of `batch_size` rows."""
         self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)

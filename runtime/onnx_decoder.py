@@ -5,7 +5,7 @@ tensors: `cache` gives them as they are.
 
 Attention looks at every slot that is bound, so the buffers begin with few slots and double when a call needs more: a
 step costs what its context does, and not what M does. Nothing in the graph depends on how many there are. What is
-judged has all M of them from the start, as the file declares.
+judged has all M of them from the start, as the file declares; the check `growth` judges the other.
 """
 
 from __future__ import annotations
@@ -46,21 +46,26 @@ class OnnxDecoder(Decoder):
         folder, manifest = wanted.folder, wanted.manifest
         graph = read_graph(folder, manifest)
         check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
-        self._first_slots = self.max_sequence_length if wanted.exact else min(FIRST_SLOTS, self.max_sequence_length)
-        self._session = _session(wanted, graph)
+        first = wanted.first_slots or (self.max_sequence_length if wanted.exact else FIRST_SLOTS)
+        self._first_slots = min(first, self.max_sequence_length)
+        self._session = _session(wanted, graph, grows=self._first_slots < self.max_sequence_length)
         self.reset()
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Decoder.cache`: all M slots."""
-        self._make_room(self.max_sequence_length)
+        self.make_room(self.max_sequence_length)
+        return super().cache(layer)
+
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Decoder.held`: the slots that are bound."""
         return super().cache(layer)
 
     def _allocate(self, batch_size: int) -> None:
         self._past = empty_cache(self.config, batch_size, self._first_slots, self.dtype)
         self._bind_caches()
 
-    def _make_room(self, slots: int) -> None:
-        """Have at least `slots` slots, at most M, with what is in those that there are."""
+    def make_room(self, slots: int) -> None:
+        """See `Decoder.make_room`."""
         held = self._past[0].shape[2]
         if slots <= held:
             return
@@ -81,7 +86,7 @@ class OnnxDecoder(Decoder):
             bind(self._binding.bind_output, present, buffer)
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        self._make_room(int(position_ids_BS[:, 0].max()) + position_ids_BS.shape[1])
+        self.make_room(int(position_ids_BS[:, 0].max()) + position_ids_BS.shape[1])
         given = inputs.contiguous()
         positions = position_ids_BS.contiguous()
         output = torch.empty(self.interface.output_shape(*position_ids_BS.shape), dtype=self.dtype)
@@ -99,7 +104,7 @@ class OnnxDecoder(Decoder):
         return output
 
 
-def _session(wanted: Opening, graph: onnx.ModelProto) -> ort.InferenceSession:
+def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> ort.InferenceSession:
     manifest, slots = wanted.manifest, wanted.interface.max_sequence_length
     options = session_options(wanted.threads)
     if wanted.low_memory:
@@ -111,9 +116,9 @@ def _session(wanted: Opening, graph: onnx.ModelProto) -> ort.InferenceSession:
     if slots != manifest.max_sequence_length:
         trained = manifest.config.max_position_embeddings
         declare_max_sequence_length(graph, slots, manifest.rope_table_rows, trained)
-    if not wanted.exact:
+    if grows:
         leave_slots_open(graph)
-    if slots != manifest.max_sequence_length or not wanted.exact:
+    if slots != manifest.max_sequence_length or grows:
         model = graph.SerializeToString()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(wanted.folder))
     return open_session(model, options, path, f"{REMEDY}.")

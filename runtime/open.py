@@ -23,6 +23,7 @@ def open_decoder(
     threads: int = 0,
     verify: Verify = "sample",
     exact: bool = False,
+    first_slots: int | None = None,
 ) -> Decoder:
     """The decoder of the bundle in `folder`, with an empty cache of one row.
 
@@ -41,6 +42,8 @@ def open_decoder(
             weights dequantised in memory, and all M cache slots from the start. By default activations are rounded to 8
             bits block by block first, as ONNX Runtime does in any program that does not forbid it: several times as
             fast, for an error of about 0.6 % of each product. And there are as many slots as the context needs.
+        first_slots: slots of each row that a cache has at first, where it grows (onnxruntime); by default 128, or all M
+            with `exact`.
 
     Raises:
         UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.
@@ -48,6 +51,7 @@ def open_decoder(
     if verify not in get_args(Verify):
         raise UsageError(f"verify is {verify!r}: there are {', '.join(get_args(Verify))}")
     folder, slots = Path(folder), whole("max_sequence_length", max_sequence_length, least=1)
+    first = whole("first_slots", first_slots, least=1)
     manifest = read_manifest(folder)
-    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify, exact)
+    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify, exact, first)
     return backend_named(backend).open(wanted)

@@ -8,6 +8,7 @@ from blockexport.compare.checks.check_capacity import capacity
 from blockexport.compare.checks.check_causality import causality
 from blockexport.compare.checks.check_determinism import determinism
 from blockexport.compare.checks.check_greedy import greedy
+from blockexport.compare.checks.check_growth import growth
 from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
@@ -29,6 +30,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     causality,
     padding,
     batch,
+    growth,
     invariance,
     greedy,
     determinism,

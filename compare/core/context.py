@@ -57,6 +57,7 @@ class CheckContext:
         rows: rows of unequal length for the batched run.
         weights: gives the weights inside the artifact's file; None when there is no file.
         graph: gives the artifact's ONNX graph; None when it has none.
+        growing: opens the artifact with a cache that has so many slots at first; None where none grows.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class CheckContext:
         rows: Sequence[Row] = (),
         weights: Callable[[], ArtifactWeights] | None = None,
         graph: Callable[[], ir.Graph] | None = None,
+        growing: Callable[[int], Decoder] | None = None,
         progress: Progress = silent,
     ) -> None:
         self.decoder = Watched(decoder)
@@ -85,6 +87,7 @@ class CheckContext:
         self.rows = list(rows)
         self.weights = weights
         self.graph = graph
+        self.growing = growing
         self.progress = progress
         self._looks = Looks(self._whole_runs)
 

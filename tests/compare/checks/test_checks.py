@@ -52,6 +52,7 @@ ALL = {
 }
 
 GRAPH = {"types", "constants"}
+GROWING = {"growth"}
 
 
 def options(checkpoint: Checkpoint, **changes: object) -> JudgeOptions:
@@ -66,8 +67,9 @@ def failed(report: Report) -> set[str]:
 
 
 def test_every_check_is_known_here() -> None:
-    # What is read off a graph is tested with graphs, in test_type_audit.py and test_constants.py.
-    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH
+    # What is read off a graph is tested with graphs, in test_type_audit.py and test_constants.py; a cache that grows in
+    # test_check_growth.py.
+    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH | GROWING
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -157,7 +159,7 @@ def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
     chosen = options(tiny, weights=lambda: ArtifactWeights(shapes))
     sound = judge(EagerDecoder(eager_model(tiny, headless=headless, last_logits_only=not headless), M), tiny, chosen)
     assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
-    assert [name for name, _ in sound.skipped] == (["greedy"] if headless else []) + ["types", "constants"]
+    assert [name for name, _ in sound.skipped] == ["growth", *(["greedy"] if headless else []), "types", "constants"]
     leaky = judge(
         EagerDecoder(eager_model(tiny, kind=LeakyModel, headless=headless, last_logits_only=not headless), M),
         tiny,
