@@ -20,7 +20,7 @@ class EagerDecoder(Decoder):
 
     def __init__(self, model: DecoderModel, max_sequence_length: int) -> None:
         self.model = model.eval()
-        element = element_of(model.model.norm.weight.dtype)
+        element = element_of(next(model.parameters()).dtype)
         self.interface = Interface(model.config, element, max_sequence_length, model.ends)
         self.reset()
 

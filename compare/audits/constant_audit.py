@@ -17,15 +17,16 @@ import onnx_ir as ir
 import torch
 
 from blockexport.compare.audits.table_difference import table_problem
+from blockexport.compare.audits.type_audit import NORM_OPERATORS, NORMS
 from blockexport.compare.core.figures import Figures
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, norm_places
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Interface
 from blockexport.models.quantised_matrix import CODES, SCALES
 from blockexport.models.wording import told_apart
 
 _CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "RotaryEmbedding")
-_ENDS = ("Gemm", "MatMul", "RMSNormalization")
+_ENDS = ("Gemm", "MatMul", *NORMS)
 _SHOWN = 3
 
 
@@ -84,14 +85,14 @@ def _place(name: str) -> str:
 
 
 def _epsilons(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
-    norms = [node for node in nodes if node.op_type == "RMSNormalization"]
-    places = [name.removesuffix(".weight") for name in expected_tensors(config) if name.endswith("norm.weight")]
+    kind = NORM_OPERATORS[config.norm]
+    norms = [node for node in nodes if node.op_type == kind]
     found: dict[float, list[str]] = defaultdict(list)
-    for place in places:
+    for place in norm_places(config):
         node = next((n for n in norms if _out(n).startswith(f"{place}.")), None)
         node = node or next((n for n in norms if _name(_input(n, 1)) == f"{place}.weight"), None)
         if node is None:
-            audit.unseen.append(f"{_place(place)} has no RMSNormalization to read an epsilon off")
+            audit.unseen.append(f"{_place(place)} has no {kind} to read an epsilon off")
         else:
             found[float(np.float32(_number(node, "epsilon", 1e-5)))].append(_place(place))
     wanted = float(np.float32(config.rms_norm_eps))

@@ -10,8 +10,14 @@ from blockexport.compare.audits.dataflow import Dataflow
 from blockexport.compare.audits.sites_by_flow import SiteMap, find_sites
 from blockexport.models import io_names
 
+
+def _norm(place: str) -> tuple[str, ...]:
+    """What the output of a norm is called, of each kind."""
+    return (f"{place}.rms_norm", f"{place}.layer_norm")
+
+
 _NAMES: dict[str, tuple[str, ...]] = {
-    "input_layernorm": ("input_layernorm.rms_norm",),
+    "input_layernorm": _norm("input_layernorm"),
     "q_proj": ("self_attn.q_proj.linear",),
     "k_proj": ("self_attn.k_proj.linear",),
     "v_proj": ("self_attn.v_proj.linear",),
@@ -23,7 +29,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "merged": ("self_attn.reshape", "self_attn.view_3"),
     "o_proj": ("self_attn.o_proj.linear",),
     "attention_residual": ("add",),
-    "post_attention_layernorm": ("post_attention_layernorm.rms_norm",),
+    "post_attention_layernorm": _norm("post_attention_layernorm"),
     "gate_proj": ("mlp.gate_proj.linear",),
     "up_proj": ("mlp.up_proj.linear",),
     "activation": ("mlp.mul",),
@@ -91,8 +97,9 @@ def _first_input(flow: Dataflow, value: str | None) -> str | None:
 
 def _final_norm(flow: Dataflow, own: dict[str, str]) -> str | None:
     """What the head reads: the first input of the last matrix product, or a headless stack's output."""
-    if "model.norm.rms_norm" in flow.maker:
-        return "model.norm.rms_norm"
+    named = next((name for name in _norm("model.norm") if name in flow.maker), None)
+    if named is not None:
+        return named
     if io_names.HIDDEN_STATES in own:
         return io_names.HIDDEN_STATES
     head = flow.nearest(io_names.LOGITS, flow.is_product)

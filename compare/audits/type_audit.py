@@ -15,8 +15,15 @@ import onnx_ir as ir
 
 from blockexport.compare.audits.sites_by_name import map_sites
 from blockexport.compare.core.figures import Figures
+from blockexport.models.config.model_config import NormType
 from blockexport.models.precision import Precision
 from blockexport.models.quantised_matrix import SCALES
+
+NORMS = {"RMSNormalization": (1,), "LayerNormalization": (1, 2)}
+"""Operators that are norms, and which of their inputs are weights."""
+
+NORM_OPERATORS: dict[NormType, str] = {"rms_norm": "RMSNormalization", "layer_norm": "LayerNormalization"}
+"""What each kind of norm is exported as."""
 
 _BOOLEAN = frozenset(("LessOrEqual", "Less", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Not"))
 _SECOND_INPUT = frozenset(("Where", "DequantizeLinear"))
@@ -70,7 +77,7 @@ def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -
     types = declared_types(graph)
     sites = map_sites(graph, num_hidden_layers)
     own, single = ir.DataType(precision.element.onnx).name, ir.DataType.FLOAT.name
-    norms, attentions = _nodes(graph, "RMSNormalization"), _nodes(graph, "Attention")
+    norms, attentions = [node for node in graph if node.op_type in NORMS], _nodes(graph, "Attention")
 
     def of(values: Iterable[ir.Value | None]) -> dict[str, int]:
         return _count(types[str(value.name)] for value in values if value is not None)
@@ -131,7 +138,7 @@ def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
     """Matrices and gains: what the products, the lookup and the norms read from the file."""
     seen = set()
     for node in graph:
-        places = {"Gemm": (1, 2), "MatMul": (1,), "RMSNormalization": (1,), "Gather": (0,)}.get(node.op_type, ())
+        places = {"Gemm": (1, 2), "MatMul": (1,), **NORMS, "Gather": (0,)}.get(node.op_type, ())
         for value in (node.inputs[i] for i in places if i < len(node.inputs)):
             # Scales of codes may have another type: they are cast.
             plain = value is not None and value.is_initializer() and not str(value.name).endswith(SCALES)
@@ -143,7 +150,7 @@ def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
 def _statistics(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
     """Of a fused norm what `stash_type` says; of one spelled out, the type of its mean."""
     for node in graph:
-        if node.op_type == "RMSNormalization":
+        if node.op_type in NORMS:
             stash = node.attributes.get("stash_type")
             yield ir.DataType.FLOAT if stash is None else ir.DataType(stash.as_int())
         elif node.op_type == "ReduceMean":

@@ -14,12 +14,12 @@ import torch
 
 from blockexport.compare.core.defect import CACHE_KINDS, NOTHING_WRONG, Defect, LayerBlock
 from blockexport.compare.core.nudge import Nudge
-from blockexport.compare.core.weights_in_parts import make_block, project
+from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.rope import rope_table, rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
 
@@ -64,7 +64,7 @@ def defective(block: LayerBlock, layer: int, defect: Defect, checkpoint: Checkpo
     """A block with the defect in it, of the type of `block`, which stays as it is; `block` where it has no effect."""
     other = defect.weights_of(layer)
     if other != layer:
-        return make_block(checkpoint, layer, block.input_layernorm.weight.dtype, weights_of=other)
+        return make_block(checkpoint, layer, block.self_attn.q_proj.weight.dtype, weights_of=other)
     if not defect.in_blocks:
         return block
     with torch.device("meta"):
@@ -162,10 +162,10 @@ class CachedPath:
     ) -> list[torch.Tensor]:
         """What final norm and head make of the streams [T, D] that leave the last layer."""
         kept = torch.tensor(list(positions), dtype=torch.int64)
-        weight, eps = self.checkpoint.read(FINAL_NORM).to(self.dtype), self.config.rms_norm_eps
+        sound = make_final_norm(self.checkpoint, self.dtype)
         # What is confined to some layers leaves the norm after them as it is.
         norms = [case.defect.norm if case.layers is None else NOTHING_WRONG.norm for case in cases]
-        normed = [norm(x_TD[kept], weight, eps) for norm, x_TD in zip(norms, streams, strict=True)]
+        normed = [norm(sound)(x_TD[kept]) for norm, x_TD in zip(norms, streams, strict=True)]
         return normed if self.headless else self._project(cases, normed)
 
     @torch.no_grad()

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch.nn import functional as F
+from torch import nn
 
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.mlp import SwiGLU
-from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.norm import Norm
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.config.model_config import ModelConfig
 
@@ -43,13 +43,11 @@ class LayerBlock(Block):
         self.window = config.window_of(layer)
 
 
-def block_with(
-    *, attention: type[Attention] = Attention, mlp: type[SwiGLU] = SwiGLU, norm: type[RMSNorm] = RMSNorm
-) -> type[LayerBlock]:
+def block_with(*, attention: type[Attention] = Attention, mlp: type[SwiGLU] = SwiGLU) -> type[LayerBlock]:
     """A block with another class for one of its parts."""
 
     class WrongPart(LayerBlock):
-        attention_class, mlp_class, norm_class = attention, mlp, norm
+        attention_class, mlp_class = attention, mlp
 
     return WrongPart
 
@@ -68,9 +66,9 @@ class StepBlock(LayerBlock):
         return super().forward(x_TD, self.change(step, past_key_BKMH.shape[2]), past_key_BKMH, past_value_BKMH)
 
 
-def final_norm(x_PD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm before the head, with nothing wrong."""
-    return F.rms_norm(x_PD, weight_D.shape, weight_D, eps)
+def own_norm(norm: Norm) -> nn.Module:
+    """The norm with nothing wrong."""
+    return norm
 
 
 def output_tensor(config: ModelConfig) -> str:
@@ -98,7 +96,7 @@ class Defect:
         edit: what is done to a block of that class once its weights are there; it must replace and never write into
             them.
         weights_of: whose weights a layer computes with.
-        norm: the norm before the head, called with stream, gain and epsilon.
+        norm: what stands in the place of the norm before the head, made from it.
         output: the tensor that the head reads.
         reads: the caches that layers do not take from themselves. A model with such a defect runs call by call
             (`CachedPath.run_by_call`).
@@ -111,7 +109,7 @@ class Defect:
     block: type[LayerBlock] = LayerBlock
     edit: Callable[[Block], None] = no_edit
     weights_of: Callable[[int], int] = own_layer
-    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = final_norm
+    norm: Callable[[Norm], nn.Module] = own_norm
     output: Callable[[ModelConfig], str] = output_tensor
     reads: CacheReads = field(default_factory=dict)
     coarse: bool = False

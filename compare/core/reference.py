@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from blockexport.compare.core.defect import LayerBlock, final_norm, output_tensor
+from blockexport.compare.core.defect import LayerBlock, output_tensor
 from blockexport.compare.core.nudge import Nudges
-from blockexport.compare.core.weights_in_parts import make_block, project, widened
+from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project, widened
 from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
 
@@ -99,12 +100,12 @@ class Reference:
                 for nudge, run in zip(nudges, streams, strict=True)
             ]
         progress(label, layers, layers + 1)
-        weight = self._convert(self.checkpoint.read(FINAL_NORM))
+        norm = self._final_norm()
         for run in streams:
             kept = [
                 x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(run, positions, strict=True)
             ]
-            normed = [final_norm(x_TD, weight, self.config.rms_norm_eps) for x_TD in kept]
+            normed = [norm(x_TD) for x_TD in kept]
             yield normed if self.headless else self._project(normed)
         progress(label, layers + 1, layers + 1)
 
@@ -146,7 +147,7 @@ class Reference:
             yield from ((f"layer {i}, {name}", value) for name, value in found)
             yield f"layer {i}, the residual stream after it", x_TD
         with torch.inference_mode():
-            normed_TD = final_norm(x_TD, self._convert(self.checkpoint.read(FINAL_NORM)), self.config.rms_norm_eps)
+            normed_TD = self._final_norm()(x_TD)
             yield "the final norm", normed_TD
             if not self.headless:
                 yield "the output head", self._project([normed_TD])[0]
@@ -161,6 +162,9 @@ class Reference:
     def _block(self, layer: int) -> LayerBlock:
         return make_block(self.checkpoint, layer, self.dtype, rounded_to=self.round_weights_to)
 
+    def _final_norm(self) -> Norm:
+        return make_final_norm(self.checkpoint, self.dtype, self.round_weights_to)
+
     def _layer(self, block: LayerBlock, x_TD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         length, window = x_TD.shape[0], block.window
         positions_1S = torch.arange(length)[None]
@@ -172,11 +176,8 @@ class Reference:
             first = 0 if window is None else max(0, start - window + 1)
             mask = visible_slots(positions_1S[:, start:stop], torch.arange(first, stop), window)
             mixed.append(attention.attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], mask))
-        h_TD = x_TD + attention.o_proj(torch.cat(mixed))
-        out_TD: torch.Tensor = h_TD + torch.cat(
-            [block.mlp(block.post_attention_layernorm(part)) for part in h_TD.split(TOKEN_BLOCK)]
-        )
-        return out_TD
+        parts = (stream.split(TOKEN_BLOCK) for stream in (x_TD, attention.o_proj(torch.cat(mixed))))
+        return torch.cat([block.finish(*part) for part in zip(*parts, strict=True)])
 
     def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return project(self.checkpoint.read(output_tensor(self.config)), normed, self.round_weights_to)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
 
 from blockexport.compare.core.defect import LayerBlock
+from blockexport.models.block.norm import Norm
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.load_weights import load_final_norm, load_part
 
 VOCAB_BLOCK = 8192  # rows of the output projection widened at a time
 
@@ -27,12 +29,20 @@ def make_block(
     rounded_to: torch.dtype | None = None,
 ) -> LayerBlock:
     """A layer with its weights in `dtype`, or with those of another layer."""
-    with torch.device("meta"):
-        block = LayerBlock(checkpoint.config, layer)
     prefix = f"model.layers.{layer if weights_of is None else weights_of}."
-    weights = {name: widened(checkpoint.read(prefix + name), dtype, rounded_to) for name in block.state_dict()}
-    block.load_state_dict(weights, assign=True)
-    return block.requires_grad_(False).eval()
+    read = _reader(checkpoint, dtype, rounded_to)
+    return load_part(lambda: LayerBlock(checkpoint.config, layer), prefix, read)
+
+
+def make_final_norm(checkpoint: Checkpoint, dtype: torch.dtype, rounded_to: torch.dtype | None = None) -> Norm:
+    """The norm before the head, with its weights in `dtype`."""
+    return load_final_norm(checkpoint, _reader(checkpoint, dtype, rounded_to))
+
+
+def _reader(
+    checkpoint: Checkpoint, dtype: torch.dtype, rounded_to: torch.dtype | None
+) -> Callable[[str], torch.Tensor]:
+    return lambda name: widened(checkpoint.read(name), dtype, rounded_to)
 
 
 def project(

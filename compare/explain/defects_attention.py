@@ -11,7 +11,7 @@ from torch import nn
 from blockexport.compare.core.defect import Defect, block_with
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
-from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.norm import Norm
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.wording import told_apart
 
@@ -105,9 +105,7 @@ def _scaled(power: int, times: float = 1.0) -> type[Attention]:
 
 
 class _Viewed(Attention):
-    def split(
-        self, x_TE: torch.Tensor, heads: int, norm: RMSNorm | None, position_ids_BS: torch.Tensor
-    ) -> torch.Tensor:
+    def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
         batch, length = position_ids_BS.shape
         x_BNSH = x_TE.view(batch, heads, length, self.head_dim)
         return x_BNSH if norm is None else norm(x_BNSH)

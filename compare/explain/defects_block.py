@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from blockexport.compare.core.defect import Defect, LayerBlock, block_with, final_norm
-from blockexport.models.block.attention import Attention
+from blockexport.compare.core.defect import Defect, LayerBlock, block_with
 from blockexport.models.block.block import Block
-from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.mlp import SwiGLU
-from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.norm import Norm
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.wording import listed
@@ -26,16 +25,16 @@ GUESSED = 7  # layers whose order is guessed at, three defects each
 
 def norm_defects(config: ModelConfig) -> list[Defect]:
     """Wrong statistics, epsilon or gain, in every norm."""
-    half = block_with(attention=_HalfNormAttention, norm=_HalfNorm)
     found = [
-        Defect("norm_half", "norm statistics are taken in half precision", half, norm=half_norm, coarse=True),
-        Defect("gain_plus_one", "norms multiply by 1 + w where w belongs", edit=_gain_plus_one, norm=_plus_one_norm),
-        Defect("final_norm_dropped", "the final norm is dropped", norm=lambda x, weight, eps: x),
+        _in_every_norm("norm_half", "norm statistics are taken in half precision", HalfNorm, coarse=True),
+        Defect("final_norm_dropped", "the final norm is dropped", norm=lambda norm: nn.Identity()),
     ]
+    if config.norm_weight:
+        found.append(_in_every_norm("gain_plus_one", "norms multiply by 1 + w where w belongs", _gain_plus_one))
     for eps in EPSILONS:
         if eps != config.rms_norm_eps:
             cause = f"wrong epsilon: norms add {eps:g} and should add {config.rms_norm_eps:g}"
-            found.append(Defect(f"eps_{eps:g}", cause, edit=_epsilon(eps), norm=_epsilon_norm(eps)))
+            found.append(_in_every_norm(f"eps_{eps:g}", cause, _with_epsilon(eps)))
     return found
 
 
@@ -60,53 +59,63 @@ def one_norm_defects(config: ModelConfig, site: str | None) -> list[Defect]:
             name = f"eps_{eps:g}_in_{path or 'the final norm'}"
             cause = f"wrong epsilon in one norm, {path or 'the final norm'}: it adds {eps:g}"
             cause += f" and should add {config.rms_norm_eps:g}"
-            edited = Defect(name, cause, norm=_epsilon_norm(eps))
-            found.append(edited if path is None else Defect(name, cause, edit=_epsilon(eps, path)))
+            change = _with_epsilon(eps)
+            final = Defect(name, cause, norm=change)
+            found.append(final if path is None else Defect(name, cause, edit=_edit_norms(change, path)))
     return found
 
 
-def half_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm whose mean of squares is taken in float16."""
-    half = x.half()
-    mean = (half * half).float().mean(-1, keepdim=True).half()
-    return x / (mean.to(x.dtype) + eps).sqrt() * weight
+Change = Callable[[Norm], nn.Module]
 
 
-class _HalfNorm(RMSNorm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return half_norm(x, self.weight, self.eps)
+def _in_every_norm(name: str, cause: str, change: Change, *, coarse: bool = False) -> Defect:
+    return Defect(name, cause, edit=_edit_norms(change), norm=change, coarse=coarse)
 
 
-class _HalfNormAttention(Attention):
-    norm_class = _HalfNorm
-
-
-def _norms(block: Block) -> list[RMSNorm]:
-    return [module for module in block.modules() if isinstance(module, RMSNorm)]
-
-
-def _gain_plus_one(block: Block) -> None:
-    for norm in _norms(block):
-        norm.weight = nn.Parameter(norm.weight + 1, requires_grad=False)
-
-
-def _plus_one_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return final_norm(x, weight + 1, eps)
-
-
-def _epsilon(eps: float, path: str = "") -> Callable[[Block], None]:
-    """In every norm of a block, or in the one at `path`."""
+def _edit_norms(change: Change, path: str = "") -> Callable[[Block], None]:
+    """Every norm of a block changed, or the one at `path`."""
 
     def edit(block: Block) -> None:
-        for norm in _norms(block):
-            if not path or norm is block.get_submodule(path):
-                norm.eps = eps
+        for name, module in list(block.named_modules()):
+            if isinstance(module, Norm) and path in ("", name):
+                block.set_submodule(name, change(module))
 
     return edit
 
 
-def _epsilon_norm(eps: float) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
-    return lambda x, weight, _: final_norm(x, weight, eps)
+class HalfNorm(nn.Module):
+    """A norm whose mean of squares is taken in float16."""
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Norm.forward`."""
+        norm, half = self.norm, x.half()
+        if norm.is_layer_norm:
+            centre = half.float().mean(-1, keepdim=True).half()
+            half, x = half - centre, x - centre
+        mean = (half * half).float().mean(-1, keepdim=True).half()
+        out = x / (mean.to(x.dtype) + norm.eps).sqrt()
+        out = out if norm.weight is None else out * norm.weight
+        return out if norm.bias is None else out + norm.bias
+
+
+def _gain_plus_one(norm: Norm) -> Norm:
+    made = deepcopy(norm)
+    assert made.weight is not None
+    made.weight = nn.Parameter(made.weight + 1, requires_grad=False)
+    return made
+
+
+def _with_epsilon(eps: float) -> Change:
+    def change(norm: Norm) -> Norm:
+        made = deepcopy(norm)
+        made.eps = eps
+        return made
+
+    return change
 
 
 def mlp_defects() -> list[Defect]:
@@ -142,19 +151,13 @@ def residual_defects() -> list[Defect]:
 
 
 class _NoAttentionResidual(LayerBlock):
-    def forward(
-        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h_TD, key, value = self.self_attn(self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH)
-        return h_TD + self.mlp(self.post_attention_layernorm(h_TD)), key, value
+    def add_attention(self, x_TD: torch.Tensor, attended_TD: torch.Tensor) -> torch.Tensor:
+        return attended_TD
 
 
 class _NoMLPResidual(LayerBlock):
-    def forward(
-        self, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        mixed, key, value = self.self_attn(self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH)
-        return self.mlp(self.post_attention_layernorm(x_TD + mixed)), key, value
+    def add_mlp(self, h_TD: torch.Tensor, made_TD: torch.Tensor) -> torch.Tensor:
+        return made_TD
 
 
 def head_defects(config: ModelConfig) -> list[Defect]:

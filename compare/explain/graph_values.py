@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 from blockexport.compare.audits.sites_by_flow import SiteMap
 from blockexport.compare.core.cached_path import Past
-from blockexport.compare.core.defect import LayerBlock, final_norm, output_tensor
+from blockexport.compare.core.defect import LayerBlock, output_tensor
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
-from blockexport.compare.core.weights_in_parts import make_block
+from blockexport.compare.core.weights_in_parts import make_block, make_final_norm
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
 from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM
+from blockexport.models.checkpoints.tensor_names import EMBEDDING
 
 if TYPE_CHECKING:
     from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
@@ -183,12 +183,9 @@ class Inside:
     def _whose(self, layer: int, x_TD: torch.Tensor, q_TE: torch.Tensor) -> None:
         """Find the layer whose norm and q projection give what this one gave."""
         for other in range(self.config.num_hidden_layers):
-            prefix = f"model.layers.{other}."
-            names = ["input_layernorm.weight", "self_attn.q_proj.weight"]
-            names += ["self_attn.q_proj.bias"] if self.config.qkv_bias else []
-            gain, weight, *bias = (self.checkpoint.read(prefix + name).double() for name in names)
-            normed = F.rms_norm(x_TD.double(), gain.shape, gain, self.config.rms_norm_eps)
-            if relative_error(q_TE, F.linear(normed, weight, *bias)) < 16 * torch.finfo(self.evidence.dtype).eps:
+            block = make_block(self.checkpoint, other, torch.float64)
+            found_TE = block.self_attn.q_proj(block.input_layernorm(x_TD.double()))
+            if relative_error(q_TE, found_TE) < 16 * torch.finfo(self.evidence.dtype).eps:
                 self.uses[layer] = other
 
     def _rows(
@@ -256,7 +253,7 @@ class Inside:
         return self._rows(call, None, values, x_TD, self._ending, self._ending)[0]
 
     def _ending(self, x_TD: torch.Tensor) -> Values:
-        normed = final_norm(x_TD, self.checkpoint.read(FINAL_NORM).to(x_TD.dtype), self.config.rms_norm_eps)
+        normed = make_final_norm(self.checkpoint, x_TD.dtype)(x_TD)
         if self.evidence.interface.ends.headless:
             return {"final_norm": normed, "head": normed}
         head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))

@@ -76,11 +76,11 @@ def eager_sites(
     sites["attention"] = merged_TE.view(batch, length, attention.heads, attention.head_dim).transpose(1, 2)
     sites["merged"] = merged_TE
     sites["o_proj"] = attention.o_proj(merged_TE)
-    sites["attention_residual"] = x_TD + sites["o_proj"]
-    sites["post_attention_layernorm"] = block.post_attention_layernorm(sites["attention_residual"])
+    sites["attention_residual"] = block.add_attention(x_TD, sites["o_proj"])
+    sites["post_attention_layernorm"] = block.mlp_input(x_TD, sites["attention_residual"])
     sites["gate_proj"] = block.mlp.gate_proj(sites["post_attention_layernorm"])
     sites["up_proj"] = block.mlp.up_proj(sites["post_attention_layernorm"])
     sites["activation"] = F.silu(sites["gate_proj"]) * sites["up_proj"]
     sites["down_proj"] = block.mlp.down_proj(sites["activation"])
-    sites["mlp_residual"] = sites["attention_residual"] + sites["down_proj"]
+    sites["mlp_residual"] = block.add_mlp(sites["attention_residual"], sites["down_proj"])
     return sites

@@ -91,6 +91,12 @@ class Stamp:
         """A constant int64 vector."""
         return self.builder.constant(list(values), ir.DataType.INT64)
 
+    def ones(self, size: int, dtype: ir.DataType) -> ir.Value:
+        """A vector of ones, kept in the graph file."""
+        name = f"ones_{dtype.name.lower()}_{size}"
+        tensor = ir.tensor(np.ones(size, dtype.numpy()), dtype=dtype, name=name)
+        return self.builder.initializer(tensor, name)
+
     def is_fixed(self, size: Any) -> bool:
         """Whether a size is the same in every run: a number that stands for no other."""
         return isinstance(size, int) and str(size) not in self.fragment.sizes
@@ -151,6 +157,15 @@ def _rms_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     return stamp.emit(
         node, "RMSNormalization", [stamp.value(x), stamp.value(weight)], axis=-1, epsilon=eps, stash_type=1
     )
+
+
+@_translates(aten.layer_norm.default)
+def _layer_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, (size,), weight, bias, eps = (*_args(node), None, None, 1e-5)[:5]
+    # The operator cannot do without a gain.
+    scale = stamp.ones(size, stamp.dtype(node)) if weight is None else stamp.value(weight)
+    inputs = [stamp.value(x), scale, *(() if bias is None else (stamp.value(bias),))]
+    return stamp.emit(node, "LayerNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
 
 
 @_translates(aten.embedding.default)

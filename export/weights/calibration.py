@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, FINAL_NORM, OUTPUT_HEAD
+from blockexport.models.checkpoints.load_weights import load_final_norm, load_part
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.checkpoints.weight_values import convert
 
 WINDOW = 512  # tokens that are run with one another as context
@@ -87,21 +87,17 @@ class Calibration:
         self._next += 1
 
     def _block(self, layer: int) -> Block:
-        with torch.device("meta"):
-            block = Block(self._checkpoint.config, layer)
-        names = {name: f"model.layers.{layer}.{name}" for name in block.state_dict()}
-        read = self._checkpoint.read
-        weights = {name: convert(stored, read(stored), torch.float32)[0] for name, stored in names.items()}
-        block.load_state_dict(weights, assign=True)
-        return block.eval()
+        return load_part(lambda: Block(self._checkpoint.config, layer), f"model.layers.{layer}.", self._read)
+
+    def _read(self, name: str) -> torch.Tensor:
+        return convert(name, self._checkpoint.read(name), torch.float32)[0]
 
     @torch.inference_mode()
     def _of_head(self) -> torch.Tensor:
         config = self._checkpoint.config
         while self._next < config.num_hidden_layers:
             self._run_layer()
-        gains_D = self._checkpoint.read(FINAL_NORM).float()
-        x_TD = F.rms_norm(torch.cat(self._streams), gains_D.shape, gains_D, config.rms_norm_eps)
+        x_TD: torch.Tensor = load_final_norm(self._checkpoint, self._read)(torch.cat(self._streams))
         return x_TD.T @ x_TD / len(x_TD)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from blockexport.models.block.cache import cache_write
 from blockexport.models.block.layer_inputs import Step
-from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rotary_embedding
 from blockexport.models.block.unset_weights import Linear
 from blockexport.models.config.model_config import ModelConfig
@@ -23,8 +23,6 @@ class Attention(nn.Module):
 
     Each step is a method, so that `compare/` can change one of them and ask what a file with that mistake would say.
     """
-
-    norm_class: type[RMSNorm] = RMSNorm
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -39,8 +37,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.v_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.o_proj = Linear(self.heads * head_dim, hidden, bias=config.o_bias)
-        self.q_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = self.norm_class(head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = Norm(config, head_dim) if config.qk_norm else None
+        self.k_norm = Norm(config, head_dim) if config.qk_norm else None
 
     def project(
         self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -62,9 +60,7 @@ class Attention(nn.Module):
         """1/sqrt(H): keeps the variance of a score that of one entry."""
         return float(self.head_dim**-0.5)
 
-    def split(
-        self, x_TE: torch.Tensor, heads: int, norm: RMSNorm | None, position_ids_BS: torch.Tensor
-    ) -> torch.Tensor:
+    def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """A projection [T, heads * H] as [B, heads, S, H], each head normed on the way where there is a norm."""
         batch, length = position_ids_BS.shape
         # View to (B, S, heads, H) and only then transpose: a direct view to (B, heads, S, H) has the right shape

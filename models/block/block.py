@@ -11,22 +11,21 @@ from torch import nn
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.mlp import SwiGLU
-from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.norm import Norm
 from blockexport.models.config.model_config import ModelConfig
 
 
 class Block(nn.Module):
     """`h = x + Attention(Norm(x))`, `out = h + MLP(Norm(h))`."""
 
-    norm_class: type[RMSNorm] = RMSNorm
     attention_class: type[Attention] = Attention
     mlp_class: type[SwiGLU] = SwiGLU
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm(config, config.hidden_size)
         self.self_attn = self.attention_class(config, layer)
-        self.post_attention_layernorm = self.norm_class(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config, config.hidden_size)
         self.mlp = self.mlp_class(config)
 
     def forward(
@@ -36,5 +35,22 @@ class Block(nn.Module):
         attended_TD, key_BKMH, value_BKMH = self.self_attn(
             self.input_layernorm(x_TD), step, past_key_BKMH, past_value_BKMH
         )
-        h_TD = x_TD + attended_TD
-        return h_TD + self.mlp(self.post_attention_layernorm(h_TD)), key_BKMH, value_BKMH
+        return self.finish(x_TD, attended_TD), key_BKMH, value_BKMH
+
+    def finish(self, x_TD: torch.Tensor, attended_TD: torch.Tensor) -> torch.Tensor:
+        """The stream [T, D] after the block, from the one before it and what attention made of that."""
+        h_TD = self.add_attention(x_TD, attended_TD)
+        return self.add_mlp(h_TD, self.mlp(self.mlp_input(x_TD, h_TD)))
+
+    def add_attention(self, x_TD: torch.Tensor, attended_TD: torch.Tensor) -> torch.Tensor:
+        """The stream between the two sublayers."""
+        return x_TD + attended_TD
+
+    def mlp_input(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
+        """What the MLP reads, of the streams before and after attention."""
+        normed_TD: torch.Tensor = self.post_attention_layernorm(h_TD)
+        return normed_TD
+
+    def add_mlp(self, h_TD: torch.Tensor, made_TD: torch.Tensor) -> torch.Tensor:
+        """The stream after the MLP, which made `made_TD`."""
+        return h_TD + made_TD

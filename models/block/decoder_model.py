@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
-from blockexport.models.block.norm import RMSNorm
+from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_table
 from blockexport.models.block.unset_weights import Embedding, Linear
 from blockexport.models.config.model_config import ModelConfig
@@ -29,7 +29,7 @@ class Stack(nn.Module):
         super().__init__()
         self.embed_tokens = None if headless else Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm(config, config.hidden_size)
 
 
 def last_tokens(x_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""RMSNorm: scale a position's vector by the reciprocal of its root mean square, then by a learned gain.
+"""The norms: a position's vector brought to one size, then scaled by a learned gain.
 
-Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467
+RMSNorm: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467
+LayerNorm: Ba et al. 2016, "Layer Normalization", https://arxiv.org/abs/1607.06450
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from blockexport.models.config.model_config import ModelConfig
 
-class RMSNorm(nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis.
 
-    `F.rms_norm` accumulates in float32 or in the input's own type, whichever is wider: half precision would overflow
-    (a residual stream can reach tens of thousands), and float64 must stay float64 for the reference.
+class Norm(nn.Module):
+    """Over the last axis `x / sqrt(mean(x^2) + eps) * weight`, or as LayerNorm, which takes the mean off first,
+    `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; with the gain and the bias that the config says there are.
+
+    Both accumulate in float32 or in the input's own type, whichever is wider: half precision would overflow (a residual
+    stream can reach tens of thousands), and float64 must stay float64 for the reference.
     """
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, config: ModelConfig, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.shape, self.eps, self.is_layer_norm = (size,), config.rms_norm_eps, config.norm == "layer_norm"
+        self.weight = nn.Parameter(torch.ones(size)) if config.norm_weight else None
+        self.bias = nn.Parameter(torch.zeros(size)) if config.norm_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` is [..., size]; the result has its shape and type."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if self.is_layer_norm:
+            return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        return F.rms_norm(x, self.shape, self.weight, self.eps)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
+from torch import nn
 
 from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.checkpoints.weight_values import TensorLoss, check_no_overflow, convert
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, silent
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def load_part(make: Callable[[], Module], prefix: str, read: Callable[[str], torch.Tensor]) -> Module:
+    """A part of the decoder, made without memory, with the tensors that `read` gives for its names after `prefix`."""
+    with torch.device("meta"):
+        module = make()
+    module.load_state_dict({name: read(prefix + name) for name in module.state_dict()}, assign=True)
+    return module.requires_grad_(False).eval()
+
+
+def load_final_norm(checkpoint: Checkpoint, read: Callable[[str], torch.Tensor]) -> Norm:
+    """The norm before the head, with the tensors that `read` gives."""
+    config = checkpoint.config
+    return load_part(lambda: Norm(config, config.hidden_size), "model.norm.", read)
 
 
 def load_model(

@@ -76,7 +76,7 @@ def expected_tensors(config: ModelConfig, ends: Ends = Ends.LOGITS) -> dict[str,
         shapes[EMBEDDING] = vocabulary
     for layer in range(config.num_hidden_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
-    shapes[FINAL_NORM] = (config.hidden_size,)
+    shapes |= _norm_tensors(config, "model.norm", config.hidden_size)
     if not ends.headless and not config.tie_word_embeddings:
         shapes[OUTPUT_HEAD] = vocabulary
     return shapes
@@ -94,15 +94,34 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (intermediate, hidden, config.mlp_bias),
         "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+    first, *others = (_norm_tensors(config, name, size) for name, size in layer_norms(config).items())
+    shapes = first
     for name, (rows, columns, bias) in projections.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
-    if config.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
-    shapes["post_attention_layernorm.weight"] = (hidden,)
+    for norm in others:
+        shapes |= norm
     return shapes
+
+
+def layer_norms(config: ModelConfig) -> dict[str, int]:
+    """The norms of a layer and their sizes, by name."""
+    sizes = {"input_layernorm": config.hidden_size}
+    if config.qk_norm:
+        sizes |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
+    return sizes | {"post_attention_layernorm": config.hidden_size}
+
+
+def norm_places(config: ModelConfig) -> list[str]:
+    """Every norm of the model by name, the last one last."""
+    layers = range(config.num_hidden_layers)
+    return [*(f"model.layers.{layer}.{name}" for layer in layers for name in layer_norms(config)), "model.norm"]
+
+
+def _norm_tensors(config: ModelConfig, name: str, size: int) -> dict[str, tuple[int, ...]]:
+    there = {"weight": config.norm_weight, "bias": config.norm_bias}
+    return {f"{name}.{part}": (size,) for part, is_there in there.items() if is_there}
 
 
 def needed_entries(

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
+NormType = Literal["rms_norm", "layer_norm"]
 RopeType = Literal["linear", "llama3", "freq_factors"]
 
 
@@ -43,14 +44,17 @@ class ModelConfig:
     num_key_value_heads: int  # K
     head_dim: int  # H
     max_position_embeddings: int
-    rms_norm_eps: float
+    rms_norm_eps: float  # of every norm, of whichever kind
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    norm: NormType = "rms_norm"
+    norm_weight: bool = True  # norms have gains
+    norm_bias: bool = False  # norms have biases, which only a LayerNorm may
     hidden_act: str = "silu"
     qkv_bias: bool = False  # biases of q_proj, k_proj and v_proj
     o_bias: bool = False  # bias of o_proj
     mlp_bias: bool = False  # biases of gate_proj, up_proj and down_proj
-    qk_norm: bool = False  # RMSNorm of each query and key head, before RoPE
+    qk_norm: bool = False  # norm of each query and key head, before RoPE
     sliding_window: int | None = None  # a query at p sees p - window + 1 .. p in the sliding layers
     layer_types: tuple[LayerType, ...] = ()  # one per layer; empty means all full
     layers_without_rope: tuple[int, ...] = ()

@@ -49,6 +49,21 @@ def rms_normalization(call: Call) -> torch.Tensor:
     return normalized.to(x.dtype) * scale.to(x.dtype)
 
 
+def layer_normalization(call: Call) -> torch.Tensor:
+    """`(x - mean) / sqrt(variance + epsilon)` in the type `stash_type`, rounded to the input's type, times the gain,
+    plus the bias."""
+    x, scale, bias = call.need(0), call.need(1), call.given(2)
+    call.same_type(0, 1, *((2,) if bias is not None else ()))
+    stash = call.dtype_attribute("stash_type", 1)
+    stash = torch.float64 if x.dtype == torch.float64 else stash
+    axes = list(range(int(call.attribute("axis", -1)) % x.ndim, x.ndim))
+    centred = x.to(stash) - wide(x.to(stash)).mean(axes, keepdim=True).to(stash)
+    variance = wide(centred * centred).mean(axes, keepdim=True).to(stash)
+    epsilon: float = call.attribute("epsilon", 1e-5)
+    normalized = (centred / (variance + epsilon).sqrt()).to(x.dtype) * scale
+    return normalized if bias is None else normalized + bias
+
+
 def rotary_embedding(call: Call) -> torch.Tensor:
     """Turn pairs of a head's dimensions: halves, or neighbours where `interleaved`."""
     x, cos, sin, positions = call.need(0), call.need(1), call.need(2), call.given(3)
@@ -145,6 +160,7 @@ KERNELS: dict[str, Kernel] = {
     "Dropout": dropout,
     "Gelu": gelu,
     "Gemm": gemm,
+    "LayerNormalization": layer_normalization,
     "MatMul": matmul,
     "RMSNormalization": rms_normalization,
     "ReduceMean": reduce_mean,

@@ -65,7 +65,7 @@ def test_the_file_is_mapped_and_not_copied(tmp_path: Path) -> None:
     with location.path.open("r+b") as file:
         file.seek(location.offset)
         file.write(torch.tensor([123.0]).numpy().tobytes())
-    assert model.model.norm.weight[0] == 123.0
+    assert model.get_parameter("model.norm.weight")[0] == 123.0
 
 
 def test_no_random_weights_are_drawn_that_a_checkpoint_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_value_that_only_float64_holds_is_refused_without_false_advice(tmp_pat
     weights = small_weights(config)
     weights["model.norm.weight"][3] = 1e300
     checkpoint = open_checkpoint(str(write_folder(tmp_path, config, weights)))
-    assert load_model(checkpoint, torch.float64, 64).model.norm.weight[3] == 1e300
+    assert load_model(checkpoint, torch.float64, 64).get_parameter("model.norm.weight")[3] == 1e300
     with pytest.raises(UsageError, match=r"model\.norm\.weight .*1e\+300.*No precision of a bundle"):
         load_model(checkpoint, dtype, 64)
 
