@@ -80,6 +80,16 @@ class Checkpoint(ABC):
     range_is_stated = True  # max_position_embeddings; False: the config has the default of its family
     notes: tuple[str, ...] = ()  # what the user should know of how it was read, a sentence each
 
+    @property
+    def base(self) -> Checkpoint:
+        """As it was opened: without the adapter that is merged into it, or a head that was set apart."""
+        return self
+
+    @property
+    def adapter(self) -> Path | None:
+        """The folder of the adapter that is merged into it, if one is."""
+        return None
+
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """The tensor `name` on the CPU in its entry's type and shape.

@@ -8,12 +8,12 @@ from pathlib import Path
 from blockexport.models.checkpoints.checkpoint import FileSlice, TensorEntry
 from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.errors import UsageError
+from blockexport.models.formats.adapter_config import ADAPTER_CONFIG
 from blockexport.models.regular_file import is_there, read_json
 from blockexport.models.wording import listed
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-ADAPTER_CONFIG = "adapter_config.json"
 
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
@@ -29,25 +29,25 @@ def stored_entries(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
     if (has_single or has_index) and (folder / ADAPTER_CONFIG).exists():
         raise UsageError(
             f"{folder} holds a model and a LoRA adapter ({ADAPTER_CONFIG}), which transformers applies where peft is "
-            "installed and ignores elsewhere: merge the adapter into the model (peft: merge_and_unload(), then "
-            "save_pretrained(new_folder)), or remove its files if the model alone is meant"
+            "installed and ignores elsewhere: move the adapter's files into a folder of their own and name it with "
+            "--lora, or remove them if the model alone is meant"
         )
     if has_index:
         return _of_index(folder, folder / INDEX_FILE), []
     if has_single:
-        return _of_file(folder / SINGLE_FILE), []
+        return entries_of(folder / SINGLE_FILE), []
     return _without_index(folder)
 
 
 def lora_adapter(path: Path) -> UsageError:
     """The refusal of an adapter."""
     return UsageError(
-        f"{path} is a LoRA adapter, a difference to a model and not a model: merge it into its base model first "
-        "(peft: merge_and_unload(), then save_pretrained(new_folder))"
+        f"{path} is a LoRA adapter, a difference to a model and not a model: give its base model, and the adapter with "
+        f"--lora {path}"
     )
 
 
-def _of_file(path: Path) -> dict[str, TensorEntry]:
+def entries_of(path: Path) -> dict[str, TensorEntry]:
     return {
         name: TensorEntry(name, stored.dtype, stored.shape, FileSlice(path, stored.offset, stored.length))
         for name, stored in read_header(path).items()
@@ -61,7 +61,7 @@ def _of_index(folder: Path, index: Path) -> dict[str, TensorEntry]:
     entries: dict[str, TensorEntry] = {}
     for shard in shards:
         placed = {name for name, value in weight_map.items() if value == shard}
-        stored = _of_file(folder / shard)
+        stored = entries_of(folder / shard)
         for name in sorted(placed ^ stored.keys()):
             relation = "which the index does not place there" if name in stored else "and the shard lacks it"
             verb = "holds" if name in stored else "should hold"
@@ -103,7 +103,7 @@ def _without_index(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
         )
     entries: dict[str, TensorEntry] = {}
     for name in whole:
-        stored = _of_file(folder / name)
+        stored = entries_of(folder / name)
         if double := sorted(entries.keys() & stored.keys()):
             raise UsageError(
                 f"{folder} has no {INDEX_FILE}, and {double[0]} is in more than one of its shards, {name} among them: "

@@ -20,17 +20,28 @@ if TYPE_CHECKING:
 GGUF_SUFFIX = ".gguf"
 
 
-def open_checkpoint(model: str, *, seed: int = 0) -> Checkpoint:
+def open_checkpoint(model: str, *, seed: int = 0, lora: str | Path | None = None) -> Checkpoint:
     """The checkpoint that `model` names. An existing path comes before a preset or a Hugging Face id of the same name.
 
     Args:
         model: a folder with config.json and safetensors, a .gguf file, a preset, or a Hugging Face id
             (`organisation/name`, or `organisation/name@revision`).
         seed: of a preset's random weights.
+        lora: the folder of an adapter that is merged into it.
 
     Raises:
-        UsageError: `model` is none of these, or what it names is damaged, incomplete or not supported.
+        UsageError: `model` is none of these, or what it names is damaged, incomplete or not supported; so is the
+            adapter, or it is of another model.
     """
+    checkpoint = _open(model, seed)
+    if lora is None:
+        return checkpoint
+    from blockexport.models.checkpoints.merged_checkpoint import MergedCheckpoint
+
+    return MergedCheckpoint(checkpoint, Path(lora).expanduser())
+
+
+def _open(model: str, seed: int) -> Checkpoint:
     path = Path(model).expanduser()
     if model and path.exists():
         try:
@@ -117,7 +128,8 @@ def _open_path(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    from blockexport.models.checkpoints.safetensors_files import ADAPTER_CONFIG, lora_adapter
+    from blockexport.models.checkpoints.safetensors_files import lora_adapter
+    from blockexport.models.formats.adapter_config import ADAPTER_CONFIG
 
     if os.path.lexists(folder / "config.json"):
         from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint

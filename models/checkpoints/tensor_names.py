@@ -31,8 +31,7 @@ HARMLESS = {
 
 OTHER_LAYOUTS = {
     re.compile(r"(^|\.)lora_|\.base_layer\.|\.modules_to_save\."): (
-        "these are parts of a LoRA adapter. Merge it into the model first (peft: merge_and_unload(), then "
-        "save_pretrained(new_folder))"
+        "these are parts of a LoRA adapter. Give its base model, and the adapter's folder with --lora"
     ),
     re.compile(
         r"\.(qweight|qzeros|g_idx|weight_(packed|scale|shape|scale_inv)|scales|biases|absmax|quant_map)$|\.absmax\."

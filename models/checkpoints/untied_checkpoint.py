@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -25,6 +26,16 @@ class UntiedCheckpoint(Checkpoint):
         self.source, self.notes, self.range_is_stated = source.source, source.notes, source.range_is_stated
         head = replace(source.entries[EMBEDDING], name=OUTPUT_HEAD)
         self.entries = {**source.entries, OUTPUT_HEAD: head}
+
+    @property
+    def base(self) -> Checkpoint:
+        """See `Checkpoint.base`."""
+        return self._source.base
+
+    @property
+    def adapter(self) -> Path | None:
+        """See `Checkpoint.adapter`."""
+        return self._source.adapter
 
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`."""

@@ -126,7 +126,7 @@ def test_a_folder_named_like_a_gguf_file(tmp_path: Path) -> None:
 def test_an_adapter_is_not_called_a_broken_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    refused(str(tmp_path), "LoRA adapter", "merge_and_unload")
+    refused(str(tmp_path), "LoRA adapter", f"--lora {tmp_path}")
 
 
 def test_a_config_that_is_a_link_to_nothing(tmp_path: Path) -> None:

@@ -306,12 +306,12 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
     "fused projections": (fused, ["self_attn.qkv_proj.weight", "fused"]),
     "an adapter beside its model": (
         added(base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight=ones(8, 42)),
-        ["lora_A", "merge_and_unload"],
+        ["lora_A", "--lora"],
     ),
-    "a model and an adapter": (model_and_adapter, ["a model and a LoRA adapter", "merge", "remove its files"]),
+    "a model and an adapter": (model_and_adapter, ["a model and a LoRA adapter", "--lora", "remove them"]),
     "an adapter's file": (
         renamed(lambda name: name, "adapter_model.safetensors"),
-        ["LoRA adapter", "merge_and_unload"],
+        ["LoRA adapter", "--lora"],
     ),
     "experts": (added(model__layers__0__mlp__experts__0__up_proj__weight=ones(76, 42)), ["experts.0", "mixture"]),
     "a classifier": (added(score__weight=ones(2, 42)), ["score.weight", "classifier"]),
