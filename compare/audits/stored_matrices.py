@@ -86,6 +86,16 @@ class StoredCheckpoint(CodedCheckpoint):
         }
 
     @property
+    def base(self) -> Checkpoint:
+        """See `Checkpoint.base`."""
+        return self.original.base
+
+    @property
+    def adapter(self) -> Path | None:
+        """See `Checkpoint.adapter`."""
+        return self.original.adapter
+
+    @property
     def wanted(self) -> list[str]:
         """Names of the tensors that the manifest says are quantised."""
         return [name for name in self.original.entries if self.quantisation.scheme_of(name) is not None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.audits.foreign_weights import Held, corresponding, hold_foreign
+from blockexport.compare.audits.merged_weights import merged_weights
 from blockexport.compare.audits.quantised_weights import QuantisedCheckpoint, off_grid
 from blockexport.compare.audits.stored_matrices import StoredCheckpoint, misplaced_codes
 from blockexport.compare.audits.weight_difference import describe_difference, same_values
@@ -62,8 +63,16 @@ def parameters(context: CheckContext) -> Outcome:
     else:
         differing, said = _wrong_values(context, context.checkpoint, weights, wanted)
         complaints += said
-        message += ", every value the checkpoint's to the bit"
+        message += ", every value the checkpoint's to the bit" + _merged_too(context.original, wanted)
     return Outcome(message, len(weights.shapes), complaints, figures=ParameterFigures(count, expected, differing))
+
+
+def _merged_too(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> str:
+    """What is said of the tensors that an adapter was merged into."""
+    merged = merged_weights(checkpoint)
+    if merged is None:
+        return ""
+    return f", or in {sum(map(merged.changes, wanted))} tensors what base model and adapter give, rounded"
 
 
 def _foreign(context: CheckContext, weights: ArtifactWeights) -> Outcome:
@@ -100,7 +109,7 @@ def _stored(
     complaints = _wrong_shapes(found, kept)
     differing, said = _wrong_values(context, checkpoint.original, replace(weights, shapes=found), kept)
     misplaced = dict(misplaced_codes(checkpoint, quantised, context.progress))
-    complaints += [*said, *_first(misplaced)]
+    complaints += [*said, *_first(misplaced), *_wrongly_merged(checkpoint.original, quantised)]
     count = sum(prod(shape) for shape in wanted.values())
     taken = sum(map(checkpoint.is_taken_over, quantised))
     rounded = [name for name in quantised if not checkpoint.is_taken_over(name)]
@@ -113,8 +122,17 @@ def _stored(
         f"{len(kept)} other tensors its bits",
     ]
     message = f"{count:,} parameters, as the arithmetic says: {', '.join(filter(None, parts))}"
+    message += _merged_too(checkpoint.original, wanted)
     figures = ParameterFigures(count, count, [*differing, *misplaced])
     return Outcome(message, len(wanted), complaints, figures=figures)
+
+
+def _wrongly_merged(checkpoint: Checkpoint, quantised: Sequence[str]) -> list[str]:
+    """Codes are held against values that an adapter was merged into: whether those are right."""
+    merged = merged_weights(checkpoint)
+    changed = [] if merged is None else filter(merged.changes, quantised)
+    faults = [merged.fault(name, checkpoint.read(name)) for name in changed if merged is not None]
+    return [f"what the codes were held against is wrong: {fault}" for fault in faults if fault is not None]
 
 
 def _first(wrong: Mapping[str, str]) -> list[str]:
@@ -146,7 +164,7 @@ def _wrong_values(
 ) -> tuple[list[str], list[str]]:
     """Names of the tensors that are not the checkpoint's, and what to say; one tensor is in memory at a time."""
     assert weights.read is not None
-    own = context.decoder.dtype
+    own, merged = context.decoder.dtype, merged_weights(context.original)
     names = [name for name, shape in wanted.items() if weights.shapes.get(name) == shape]
     differing: list[str] = []
     said: list[str] = []
@@ -155,10 +173,15 @@ def _wrong_values(
         found = weights.read(name)
         if found.dtype != own:
             retyped.append(name)
+        elif merged is not None and merged.changes(name):
+            if (fault := merged.fault(name, found)) is not None:
+                differing.append(name)
+                said.append(fault)
         elif not same_values(found, checkpoint, name):
             differing.append(name)
             if len(differing) <= DESCRIBED:
                 said.append(describe_difference(found, checkpoint, name, wanted))
+    said = said[:DESCRIBED]
     more = len(differing) - len(said)
     if more:
         said.append("1 weight more differs" if more == 1 else f"{more:,} weights more differ")
