@@ -62,6 +62,7 @@ def export_bundle(
     model: str | Path,
     output: str | Path,
     *,
+    lora: str | Path | None = None,
     precision: Precision | str = Precision.FP32,
     max_sequence_length: int | None = None,
     headless: bool = False,
@@ -88,6 +89,7 @@ def export_bundle(
     Args:
         model: a checkpoint's folder, a GGUF file, a Hugging Face id, or a preset.
         output: the folder to make.
+        lora: the folder of a LoRA adapter as peft saves it, which is merged into the weights.
         precision: of weights, activations and cache; norm statistics and RoPE stay in float32.
         max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
         headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
@@ -126,9 +128,9 @@ def export_bundle(
     )
     if pt2 and quantisation is not None:
         raise UsageError("--pt2 has no quantised form: leave it out, or --quantize")
-    output, inputs = Path(output), inputs_of(model, calibrate)
+    output, inputs = Path(output), inputs_of(model, lora, calibrate)
     bundle_place(output, inputs, force=force)  # before the model is read, or fetched
-    checkpoint = open_checkpoint(str(model), seed=seed)
+    checkpoint = open_checkpoint(str(model), seed=seed, lora=lora)
     if quantisation is not None:
         quantisation = suited(quantisation, checkpoint, block_size_asked=block_size is not None)
     slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)

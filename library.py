@@ -38,6 +38,7 @@ def compare_bundle(
     *,
     backend: str | None = None,
     model: str | None = None,
+    lora: str | Path | None = None,
     max_sequence_length: int | None = None,
     checks: Sequence[str] = (),
     decode_steps: int | None = None,
@@ -55,6 +56,8 @@ def compare_bundle(
         bundle: the folder.
         backend: what runs the file; by default ONNX Runtime, and the replay for bfloat16.
         model: the source checkpoint; by default where the manifest says.
+        lora: the adapter that was merged into it; by default where the manifest says, and `none` for a `model` that it
+            has been merged into already.
         max_sequence_length: declare the file's cache slots anew.
         checks: names of checks to run; all that apply by default.
         decode_steps: teacher-forced steps after the prefill; 64, or what fits, by default.
@@ -88,7 +91,7 @@ def compare_bundle(
     )
     slots = whole("max_sequence_length", max_sequence_length, least=1)
     judgement = judge_bundle(
-        Path(bundle), asked, backend=backend, model=model, max_sequence_length=slots, progress=progress
+        Path(bundle), asked, backend=backend, model=model, lora=lora, max_sequence_length=slots, progress=progress
     )
     return judgement.explained(progress) if explain is None else explain(judgement)
 

@@ -39,6 +39,15 @@ def compare(
         ),
     ] = None,
     model: options.Source = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            "--lora",
+            metavar="FOLDER|none",
+            help="The LoRA adapter that was merged into the source; none: --model has it merged already. Default: what "
+            "the manifest records.",
+        ),
+    ] = None,
     onnx: Annotated[
         list[Path] | None,
         typer.Option(
@@ -121,7 +130,7 @@ def compare(
 
     Example: blockexport compare smollm2 --report smollm2-parity
     """
-    _check_options(bundle, onnx, mapped, model, backend, text, tokens)
+    _check_options(bundle, onnx, mapped, model, lora, backend, text, tokens)
     if locate:
         _check_locate(backend, no_explain=no_explain)
     from blockexport.compare.checks.catalogue import choose_checks
@@ -131,7 +140,7 @@ def compare(
     from blockexport.export.output.place import inputs_of
     from blockexport.library import compare_bundle
 
-    folder = None if report is None else report_place(report, inputs_of(bundle, *(onnx or ()), model, text))
+    folder = None if report is None else report_place(report, inputs_of(bundle, *(onnx or ()), model, lora, text))
     how: dict[str, Any] = {
         "checks": tuple(check or ()),
         "decode_steps": decode_steps,
@@ -152,7 +161,8 @@ def compare(
             return _show_and_write(judgement, folder, no_explain=no_explain, as_json=as_json, quiet=quiet)
 
         if bundle is not None:
-            return compare_bundle(bundle, backend=backend, model=model, explain=explain, **more, **how).exit_code
+            source: dict[str, Any] = {"model": model, "lora": lora}
+            return compare_bundle(bundle, backend=backend, explain=explain, **source, **more, **how).exit_code
         judgement = judge_foreign(onnx or (), model or "", JudgeOptions(**how), mapped=mapped or (), **more)
         return explain(judgement).exit_code
 
@@ -165,6 +175,7 @@ def _check_options(
     onnx: list[Path] | None,
     mapped: list[str] | None,
     model: str | None,
+    lora: str | None,
     backend: str | None,
     text: Path | None,
     tokens: str | None,
@@ -183,6 +194,11 @@ def _check_options(
         raise UsageError(f"--onnx {onnx[0]} and the bundle {bundle} are two artifacts: judge them one at a time")
     if model is None:
         raise UsageError(f"--onnx {onnx[0]} needs --model CHECKPOINT: the file does not say what it was exported from")
+    if lora is not None:
+        raise UsageError(
+            f"--lora {lora} is about bundles: another tool's file was made of a model that had it merged, so save that "
+            "one (peft: merge_and_unload(), then save_pretrained(new_folder)) and name it with --model"
+        )
     if backend not in (None, ONNXRUNTIME.name):
         raise UsageError(f"--backend {backend} runs bundles; another tool's ONNX file runs on {ONNXRUNTIME.name}")
 

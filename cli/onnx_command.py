@@ -20,6 +20,7 @@ LOGITS = ("all", "last")
 def onnx(
     model: options.Model,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder to make.")],
+    lora: options.Lora = None,
     fp32: options.Fp32 = False,
     fp16: options.Fp16 = False,
     bf16: options.Bf16 = False,
@@ -61,6 +62,7 @@ def onnx(
     made = export(
         model,
         output,
+        lora=lora,
         precision=precision,
         max_sequence_length=max_sequence_length,
         headless=headless,

@@ -56,6 +56,10 @@ Source = Annotated[
         autocompletion=models,
     ),
 ]
+Lora = Annotated[
+    Path | None,
+    typer.Option("--lora", metavar="FOLDER", help="A LoRA adapter, as peft saves it, to merge into the weights."),
+]
 Backend = Annotated[
     str,
     choice(

@@ -29,7 +29,7 @@ DEFAULT_BATCH = 8
 MOST_MIB = 1 << 20
 
 _FOR_A_CHECKPOINT = (
-    *("--output", "--max-sequence-length", "--force", "--beyond-trained-range"),
+    *("--output", "--lora", "--max-sequence-length", "--force", "--beyond-trained-range"),
     *("--quantize", "--block-size", "--head", "--embedding", "--calibrate"),
 )
 
@@ -59,6 +59,7 @@ def trt(
             "then serves all of them. Default: the GPU in the machine.",
         ),
     ] = None,
+    lora: options.Lora = None,
     max_sequence_length: options.Slots = None,
     quantize: options.Quantize = None,
     block_size: options.BlockSize = None,
@@ -191,6 +192,7 @@ def trt(
         made = export(
             model,
             folder,
+            lora=lora,
             precision=precision,
             max_sequence_length=max_sequence_length,
             quantize=quantize,
@@ -278,6 +280,8 @@ def _check_precision(folder: Path, precision: Precision | None, others: Sequence
     beyond = ["--beyond-trained-range"] if slots > manifest.config.max_position_embeddings else []
     quantised = [] if manifest.quantisation is None else manifest.quantisation.options()
     source = shlex.quote(manifest.source.reference)
+    if manifest.source.adapter is not None:
+        source += f" --lora {shlex.quote(manifest.source.adapter.reference)}"
     command = [
         "blockexport trt",
         source,

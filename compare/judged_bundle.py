@@ -16,10 +16,11 @@ from blockexport.compare.core.quantising_cost import NamedRun
 from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.compare.judged_cost import APART, IN_INTEGERS, cost_question, with_cost
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
-from blockexport.export.bundle.source_digest import source_digest
+from blockexport.export.bundle.manifest import ONNX_FILE, AdapterRecord, FileEntry, Manifest, read_manifest
+from blockexport.export.bundle.source_digest import adapter_digest, source_digest
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.checkpoints.merged_checkpoint import MergedCheckpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from blockexport.compare.explain.explain import Explanation
 
+NO_ADAPTER = "none"  # of a model that the bundle's adapter has been merged into
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
 
 
@@ -43,6 +45,7 @@ def judge_bundle(
     *,
     backend: str | None = None,
     model: str | None = None,
+    lora: str | Path | None = None,
     max_sequence_length: int | None = None,
     made_of: Checkpoint | None = None,
     progress: Progress = silent,
@@ -54,6 +57,7 @@ def judge_bundle(
         asked: which checks to run, on what, and whether to look inside where every check passes.
         backend: its name; the usual one for the bundle's precision by default.
         model: the source checkpoint; see `open_source`.
+        lora: the adapter that was merged into it; see `open_source`.
         max_sequence_length: declare the file's cache slots anew.
         made_of: the source as the export had it open, of a bundle whose files were written a moment ago.
         progress: see `run_checks`.
@@ -66,14 +70,14 @@ def judge_bundle(
     manifest = read_manifest(folder)
     backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision)
-    checkpoint = made_of or open_source(manifest, model)
+    checkpoint = made_of or open_source(manifest, model, lora)
     # A changed file is judged as it is, and a note says so.
     decoder = open_decoder(
         folder, backend, max_sequence_length=max_sequence_length, model=model, verify="nothing", exact=True
     )
     judged_on, notes = as_stored(checkpoint, folder, manifest)
     if made_of is None:
-        notes = (*(checkpoint.notes if model else ()), *notes, *changed_files(folder, manifest, backend))
+        notes = (*(checkpoint.notes if model or lora else ()), *notes, *changed_files(folder, manifest, backend))
     options = bundle_options(folder, backend, asked, max_sequence_length=max_sequence_length)
     not_quantised = "the bundle's weights are not quantised" if manifest.quantisation is None else ""
     question = cost_question(checkpoint, decoder, options, not_quantised)
@@ -163,24 +167,32 @@ def in_integers(folder: Path, backend: str, slots: int | None) -> list[NamedRun]
     return [NamedRun(IN_INTEGERS, open_decoder(folder, backend, max_sequence_length=slots, verify="nothing"))]
 
 
-def open_source(manifest: Manifest, model: str | None = None) -> Checkpoint:
-    """Open `model`, or the source the manifest records, whose bytes must be those of the export.
+def open_source(manifest: Manifest, model: str | None = None, lora: str | Path | None = None) -> Checkpoint:
+    """Open `model` with the adapter `lora`, or what the manifest records, whose bytes must be those of the export.
 
-    A model that was named may differ from the recorded source (the same weights in another file, or a suspect): what
-    it says is what the artifact is held against. Only its tensors must have the artifact's shapes.
+    What was named may differ from what is recorded (the same weights in another file, or a suspect): what it says is
+    what the artifact is held against. Only its tensors must have the artifact's shapes. The adapter that is recorded
+    is merged into a model that was named, too, unless `lora` is `none`.
 
     Raises:
-        NotJudgedError: no model was named, and the recorded source is not there or has changed.
-        UsageError: the named model does not open, or is of another shape.
+        NotJudgedError: model or adapter was not named, and the recorded one is not there or has changed.
+        UsageError: what was named does not open, or is of another shape.
     """
-    seed = manifest.source.seed or 0
-    if model is not None:
-        checkpoint = open_checkpoint(model, seed=seed)
-        _check_shapes(manifest, checkpoint, model)
-        return checkpoint
+    recorded = manifest.source
+    checkpoint = _open_recorded(manifest) if model is None else open_checkpoint(model, seed=recorded.seed or 0)
+    if lora is None and recorded.adapter is not None:
+        checkpoint = _with_recorded(checkpoint, recorded.adapter)
+    elif lora is not None and lora != NO_ADAPTER:
+        checkpoint = MergedCheckpoint(checkpoint, Path(lora))
+    if model is not None or lora is not None:
+        _check_shapes(manifest, checkpoint, model or recorded.reference)
+    return checkpoint
+
+
+def _open_recorded(manifest: Manifest) -> Checkpoint:
     recorded = manifest.source.reference
     try:
-        checkpoint = open_checkpoint(recorded, seed=seed)
+        checkpoint = open_checkpoint(recorded, seed=manifest.source.seed or 0)
     except (UsageError, OSError) as error:
         raise NotJudgedError(
             f"the bundle's source {recorded} does not open ({error}): without it there is nothing to judge against. "
@@ -192,6 +204,23 @@ def open_source(manifest: Manifest, model: str | None = None) -> Checkpoint:
             "Export again, or name the checkpoint with --model"
         )
     return checkpoint
+
+
+def _with_recorded(checkpoint: Checkpoint, adapter: AdapterRecord) -> Checkpoint:
+    folder = Path(adapter.reference)
+    try:
+        merged, digest = MergedCheckpoint(checkpoint, folder), adapter_digest(folder)
+    except (UsageError, OSError) as error:
+        raise NotJudgedError(
+            f"the adapter {folder}, which was merged into the bundle's source, does not open ({error}). Name it with "
+            f"--lora, or say --lora {NO_ADAPTER} where it has been merged into the checkpoint of --model"
+        ) from error
+    if digest != adapter.digest:
+        raise NotJudgedError(
+            f"the adapter {folder} is no longer what was merged into the bundle's source: its config or weights have "
+            "changed. Export again, or name the adapter with --lora"
+        )
+    return merged
 
 
 def _check_shapes(manifest: Manifest, checkpoint: Checkpoint, model: str) -> None:

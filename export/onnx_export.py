@@ -16,9 +16,9 @@ from blockexport.export.bundle.bundle import file_entries
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.genai_config import genai_config
 from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
-from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, SourceRecord, combined_digest
+from blockexport.export.bundle.manifest import ONNX_FILE, AdapterRecord, Manifest, SourceRecord, combined_digest
 from blockexport.export.bundle.rope_file import ROPE_FILE, write_rope_file
-from blockexport.export.bundle.source_digest import source_digest
+from blockexport.export.bundle.source_digest import adapter_digest, source_digest
 from blockexport.export.graph.onnx_graph import build_model
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
 from blockexport.export.weights.calibration import Calibration
@@ -149,12 +149,12 @@ def _manifest(
     files |= file_entries(folder, [ROPE_FILE, *others])
     made_from = {name: files[name].sha256 for name in (*weights.files, ROPE_FILE)}
     files |= file_entries(folder, [ONNX_FILE], made_from)
-    source = checkpoint.source
+    source, adapter = checkpoint.source, checkpoint.adapter
+    digest = source_digest(checkpoint, weights.source_sha256)
+    merged = None if adapter is None else AdapterRecord(str(adapter), adapter_digest(adapter))
     return Manifest(
         config=checkpoint.config,
-        source=SourceRecord(
-            source.kind, source.reference, source_digest(checkpoint, weights.source_sha256), source.seed
-        ),
+        source=SourceRecord(source.kind, source.reference, digest, source.seed, merged),
         precision=interface.precision,
         max_sequence_length=interface.max_sequence_length,
         rope_table_rows=rows,

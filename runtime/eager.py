@@ -32,12 +32,13 @@ class EagerDecoder(Decoder):
 
 
 def open_bundle(wanted: Opening) -> EagerDecoder:
-    """Eager PyTorch on the source checkpoint, in a bundle's precision; on the bundle's own weights where it is
-    quantised."""
+    """Eager PyTorch on the source checkpoint, with the adapter that was merged into it, in a bundle's precision; on the
+    bundle's own weights where it is quantised."""
     source, interface = wanted.manifest.source, wanted.interface
     checkpoint: Checkpoint
     if wanted.manifest.quantisation is None:
-        checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0)
+        lora = None if source.adapter is None else source.adapter.reference
+        checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0, lora=lora)
     else:
         checkpoint = DequantisedCheckpoint(wanted.folder, wanted.manifest)
     slots = interface.max_sequence_length

@@ -57,13 +57,23 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class AdapterRecord:
+    """The LoRA adapter that was merged into the source: its folder, and `adapter_digest` of it at export time."""
+
+    reference: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class SourceRecord:
-    """The checkpoint a bundle was exported from; `digest` is `source_digest` of it at export time."""
+    """The checkpoint a bundle was exported from; `digest` is `source_digest` of it at export time, without the adapter
+    that was merged into it."""
 
     kind: str
     reference: str
     digest: str
     seed: int | None = None
+    adapter: AdapterRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -100,10 +110,13 @@ class Manifest:
         return Interface(self.config, self.precision.element, self.max_sequence_length, ends)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values. Without quantised matrices the key for them is left out, which earlier readers lack."""
+        """Plain JSON values. Without quantised matrices or an adapter their keys are left out, which earlier readers
+        lack."""
         values = asdict(self)
         if self.quantisation is None:
             del values["quantisation"]
+        if self.source.adapter is None:
+            del values["source"]["adapter"]
         return values
 
     def to_bytes(self) -> bytes:

@@ -34,7 +34,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = lam
     `generation_config.json` is always among the files: made from the config's token ids when the checkpoint has none.
 
     Args:
-        checkpoint: an opened checkpoint.
+        checkpoint: an opened checkpoint; an adapter has no part in this.
         folder: an existing folder, the bundle being made.
         note: is told what is missing, in one sentence, when the bundle will only take token ids.
 
@@ -45,6 +45,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path, note: Note = lam
         UsageError: a file that cannot be read, is no JSON object or holds a value that is out of range; a GGUF
             tokenizer of an unknown kind.
     """
+    checkpoint = checkpoint.base
     if checkpoint.source.kind == "gguf":
         from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint  # its library is slow to import
 
