@@ -59,7 +59,7 @@ _NORM = _weight(1, "post_attention_layernorm")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "q_heads", "q_rope", "cache_key", "cache_value", "merged")
 """Where a fused attention shows a wrong projection."""
 
-MISTAKES: Mapping[str, WeightMistake] = {
+MISTAKES: dict[str, WeightMistake] = {
     "final norm x 1.05": WeightMistake(
         _times("model.norm.weight", 1.05), ("final_norm",), "model.norm.weight is 1.05 times the checkpoint's"
     ),
@@ -96,6 +96,13 @@ MISTAKES: Mapping[str, WeightMistake] = {
     ),
     "sign flipped": WeightMistake(_times(_OUT, -1.0), ("o_proj",), f"{_OUT} is -1 times the checkpoint's"),
 }
+
+TURNED: dict[str, WeightMistake] = {
+    "transposed": WeightMistake(
+        lambda tensors: {_OUT: tensors[_OUT].T}, ("o_proj",), f"{_OUT} holds the checkpoint's values transposed"
+    )
+}
+"""What only a model with a square matrix can have."""
 
 
 def invisible(family: str, mistake: str) -> str:

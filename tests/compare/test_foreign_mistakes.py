@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from blockexport.compare.explain.wrong_weights import wrong_weights
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.foreign.names import read_map
 from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
-from tests.compare.foreign_mistakes import MISTAKES, invisible, with_mistake
+from tests import transformers_models
+from tests.compare.foreign_mistakes import MISTAKES, TURNED, invisible, with_mistake
 from tests.compare.foreign_table import CONVENTIONS, MAPS, impossible
 from tests.foreign_files import FAMILIES, LAYERS, ForeignExports
 
@@ -38,7 +40,11 @@ def is_found(
     mistake: str, convention: str, family: str, made: ForeignExports, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> tuple[str, bool]:
     """What a table says of a file with a mistake; whether it fails and is located, and that alone is named."""
-    files, source, wanted = CONVENTIONS[convention](made, family, folder), made.source(family), MISTAKES[mistake]
+    files, source, wanted = (
+        CONVENTIONS[convention](made, family, folder),
+        made.source(family),
+        (MISTAKES | TURNED)[mistake],
+    )
     for i, entry in enumerate(files):
         if str(entry).endswith(".onnx"):
             path = Path(str(entry))
@@ -77,6 +83,27 @@ def test_every_wrong_tensor_is_named(
     with capsys.disabled():
         sys.stdout.writelines(f"{convention} | {family} | {name} | {said}\n" for name, (said, _) in cells.items())
     assert [name for name, (_, found) in cells.items() if not found] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("convention", WHOLE[:2])
+def test_a_square_matrix_the_wrong_way_round_is_named(
+    convention: str,
+    foreign: ForeignExports,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its shape fits either way, and every one of its values is in the file."""
+
+    def square() -> Any:
+        config = transformers_models.FAMILIES["llama"]()
+        config.hidden_size = config.num_attention_heads * config.head_dim
+        return config
+
+    monkeypatch.setattr(transformers_models, "FAMILIES", {**transformers_models.FAMILIES, "square": square})
+    said, found = is_found("transposed", convention, "square", foreign, tmp_path, capsys)
+    assert found, said
 
 
 def _everywhere() -> dict[str, Search]:
