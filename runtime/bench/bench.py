@@ -13,10 +13,10 @@ from typing import Any
 from blockexport.models.child_process import ChildEnded, outcome_of
 from blockexport.models.errors import NotJudgedError
 from blockexport.models.progress import Progress, silent
+from blockexport.models.roofline import MachineSpeed
 from blockexport.runtime.bench import turn as turn_module
 from blockexport.runtime.bench.bench_plan import BenchPlan, Side, Turn
 from blockexport.runtime.bench.bench_result import BenchResult, side_figures
-from blockexport.runtime.bench.roofline import MachineSpeed
 from blockexport.runtime.bench.turn import SideRequest, SpeedRequest
 
 Asker = Callable[[SideRequest | SpeedRequest, Callable[..., None]], Any]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.roofline import Footprint
 
 SHORT, LONG = 64, 1024  # tokens of the contexts that are measured where none is named
 
@@ -33,21 +33,6 @@ class BenchPlan:
     steps: int
     rounds: int
     threads: int
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What a step has to read and compute, for the roofline.
-
-    Attributes:
-        config: the model's dimensions.
-        weight_bytes: bytes of the weights that every step reads.
-        cache_itemsize: bytes of a value in the cache.
-    """
-
-    config: ModelConfig
-    weight_bytes: int
-    cache_itemsize: int
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from blockexport.models.roofline import MachineSpeed, prefill_work, step_work
 from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, CaseSample, Memory, Side, Turn
-from blockexport.runtime.bench.roofline import MachineSpeed, prefill_work, step_work
 
 SCHEMA_VERSION = 1
 ENOUGH = 5  # samples of a median that may be published

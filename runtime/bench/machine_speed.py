@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from blockexport.models.element_types import BY_NAME
-from blockexport.runtime.bench.roofline import MachineSpeed
+from blockexport.models.roofline import MachineSpeed
 from blockexport.runtime.threads import use_threads
 
 BYTES = 1 << 29  # of the two vectors together: many times any cache

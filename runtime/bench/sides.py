@@ -19,8 +19,9 @@ from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.quantisation import Quantisation
 from blockexport.models.regular_file import read_json_object
+from blockexport.models.roofline import Footprint
 from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named, backend_names
-from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, Footprint, OpenedAs, Side, slots_needed
+from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, OpenedAs, Side, slots_needed
 from blockexport.runtime.decoder_inputs import check_rows
 from blockexport.runtime.open import open_decoder
 

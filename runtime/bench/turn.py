@@ -7,9 +7,9 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from blockexport.models.child_process import Told, serve_one
+from blockexport.models.roofline import MachineSpeed
 from blockexport.runtime.bench.bench_plan import BenchPlan, CaseSample, Memory, Side, Turn, prompt_ids
 from blockexport.runtime.bench.meter import Meter
-from blockexport.runtime.bench.roofline import MachineSpeed
 from blockexport.runtime.bench.runner import Runner, open_runner
 
 WARM_STEPS = 2  # untimed, after an untimed run of the prompt

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, CaseSample, Footprint, Memory, Side, Turn
-from blockexport.runtime.bench.roofline import MachineSpeed
+from blockexport.models.roofline import Footprint, MachineSpeed
+from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, CaseSample, Memory, Side, Turn
 from blockexport.runtime.bench.turn import SideRequest, SpeedRequest
 from tests.small_models import small_config
 

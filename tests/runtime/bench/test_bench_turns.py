@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.roofline import Footprint, prefill_work, step_work
 from blockexport.runtime.bench.bench import in_a_process, run_bench
-from blockexport.runtime.bench.bench_plan import BenchCase, CaseSample, Footprint, Memory, Turn, prompt_ids
+from blockexport.runtime.bench.bench_plan import BenchCase, CaseSample, Memory, Turn, prompt_ids
 from blockexport.runtime.bench.meter import Meter
-from blockexport.runtime.bench.roofline import prefill_work, step_work
 from blockexport.runtime.bench.runner import SteppingRunner
 from blockexport.runtime.bench.turn import SideRequest, take_turn
 from tests.runtime.bench.made_up_sides import PLAN, SPEED, MadeUp, made_up_side

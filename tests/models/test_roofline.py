@@ -8,9 +8,9 @@ import pytest
 
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.model_cost import inspect_model
+from blockexport.models.roofline import Footprint, MachineSpeed, Work, prefill_work, step_work
 from blockexport.models.strict_json import read_record
-from blockexport.runtime.bench.bench_plan import BenchCase, Footprint
-from blockexport.runtime.bench.roofline import MachineSpeed, Work, prefill_work, step_work
+from blockexport.runtime.bench.bench_plan import BenchCase
 from tests.exported import EVERYTHING
 from tests.small_models import small_config
 

@@ -11,15 +11,29 @@ from dataclasses import dataclass
 
 from blockexport.models.config import arithmetic
 from blockexport.models.config.model_config import ModelConfig
-from blockexport.runtime.bench.bench_plan import BenchCase, Footprint
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a step has to read and compute, for the roofline.
+
+    Attributes:
+        config: the model's dimensions.
+        weight_bytes: bytes of the weights that every step reads.
+        cache_itemsize: bytes of a value in the cache.
+    """
+
+    config: ModelConfig
+    weight_bytes: int
+    cache_itemsize: int
 
 
 @dataclass(frozen=True)
 class MachineSpeed:
-    """What a machine was measured to do at most.
+    """What a machine does at most, as it was measured or as its maker says.
 
     Attributes:
-        device: as PyTorch names it.
+        device: its name.
         memory_bandwidth: bytes read per second.
         matrix_peak: floating-point operations per second in a product of large matrices.
         matrix_type: the type of those matrices.
@@ -52,8 +66,8 @@ class Work:
         return max(self.bytes / speed.memory_bandwidth, self.flops / speed.matrix_peak)
 
 
-def prefill_work(footprint: Footprint, case: BenchCase) -> Work:
-    """From a prompt of `context` tokens in every row to the logits of the last one."""
+def prefill_work(footprint: Footprint, case: tuple[int, int]) -> Work:
+    """From a prompt of tokens in every row to the logits of the last one; `case` is the rows, and the tokens."""
     config, (rows, context) = footprint.config, case
     written = arithmetic.cache_bytes(config, footprint.cache_itemsize, context, rows)
     without_head = arithmetic.weight_flops(config) - _head_flops(config)
@@ -62,8 +76,8 @@ def prefill_work(footprint: Footprint, case: BenchCase) -> Work:
     return Work(footprint.weight_bytes + written, rows * flops)
 
 
-def step_work(footprint: Footprint, case: BenchCase, steps: int) -> Work:
-    """`steps` tokens of every row, one after the other, after `context` others."""
+def step_work(footprint: Footprint, case: tuple[int, int], steps: int) -> Work:
+    """`steps` tokens of every row, one after the other, after others; `case` is the rows, and how many were before."""
     config, (rows, context) = footprint.config, case
     per_slot = arithmetic.cache_bytes(config, footprint.cache_itemsize) // config.num_hidden_layers
     bytes_, flops = 0, 0
