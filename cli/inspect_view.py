@@ -66,7 +66,7 @@ def show(model: str, description: dict[str, Any]) -> None:
     for title, lines in _sums(config, description):
         out.print()
         out.print(Text(f"  {title}", style="bold"))
-        out.print(Padding(_figures(lines), (0, 0, 0, 4)))
+        out.print(Padding(figures(lines), (0, 0, 0, 4)))
     out.print()
 
 
@@ -94,11 +94,11 @@ def _dimensions(config: ModelConfig) -> Table:
     outer = Table.grid()
     outer.add_row(grid)
     outer.add_row("")
-    outer.add_row(_options(config))
+    outer.add_row(options_in_words(config))
     return outer
 
 
-def _options(config: ModelConfig) -> str:
+def options_in_words(config: ModelConfig) -> str:
     """What the block has beside its dimensions, in a sentence."""
     scaling = config.rope_scaling
     stretched = "" if scaling is None else f" with {scaling.rope_type} scaling"
@@ -185,7 +185,8 @@ def _sums(config: ModelConfig, description: dict[str, Any]) -> list[tuple[str, l
     ]
 
 
-def _figures(lines: list[Line]) -> Table:
+def figures(lines: list[Line]) -> Table:
+    """Figures below each other, rounded and exact."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))

@@ -9,7 +9,9 @@ from typing import Any
 from blockexport.models.checkpoints.sources import open_config
 from blockexport.models.config import arithmetic
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.devices import read_device, read_memory
 from blockexport.models.errors import UsageError
+from blockexport.models.model_limits import fits, growth, limits
 from blockexport.models.precision import Precision
 from blockexport.models.whole_number import whole
 
@@ -17,7 +19,13 @@ DEFAULT_TOKENS = 8192
 
 
 def inspect_model(
-    model: str | Path, *, tokens: int | None = None, batch_size: int = 32, precision: Precision | str | None = None
+    model: str | Path,
+    *,
+    tokens: int | None = None,
+    batch_size: int = 32,
+    precision: Precision | str | None = None,
+    device: str | None = None,
+    memory: str | None = None,
 ) -> dict[str, Any]:
     """Parameters, operations per token and bytes of KV cache, from the config alone.
 
@@ -26,12 +34,14 @@ def inspect_model(
         tokens: context length T to count for; 8192, or the model's range, by default.
         batch_size: sequences in the cache.
         precision: of weights and cache; the model's own type by default.
+        device: one of `models.devices.DEVICES`, or its `GB/s,TFLOP/s,GB`: what it does at most.
+        memory: `24GB` or `22.5GiB`, what has to hold weights and cache; the device's by default.
 
     Returns:
         What `blockexport inspect --json` prints: whole numbers, bytes and operations unrounded.
 
     Raises:
-        UsageError: a config that cannot be read, or more tokens than the model has positions.
+        UsageError: a config that cannot be read, more tokens than the model has positions, no such device or size.
     """
     config = open_config(str(model))
     own = next((p for p in Precision if p.element.name == config.dtype), Precision.FP32)
@@ -39,6 +49,8 @@ def inspect_model(
     tokens = _context(config, whole("tokens", tokens, least=1))
     batch_size = whole("batch_size", batch_size, least=1)
     itemsize = typed.element.itemsize
+    on = None if device is None else read_device(device)
+    room = read_memory(memory) if memory is not None else None if on is None else on.memory
     counted = arithmetic.count_parameters(config)
     saving = arithmetic.gqa_saving(config)
     bytes_per_token = arithmetic.cache_bytes(config, itemsize)
@@ -71,6 +83,9 @@ def inspect_model(
             "without_gqa": saving * in_batch,
             "times_without_gqa": saving,
         },
+        "growth": list(growth(config, itemsize, tokens)),
+        **({} if on is None else {"device": limits(config, itemsize, on.speed(typed), batch_size, tokens)}),
+        **({} if room is None else {"fits": fits(config, itemsize, room, tokens)}),
     }
 
 

@@ -63,6 +63,7 @@ HOMES: dict[str, set[str]] = {
         "cli/bench_view.py",
         "cli/console.py",
         "cli/doctor_command.py",
+        "cli/inspect_tables.py",
         "cli/inspect_view.py",
         "compare/report/report_table.py",
     },
@@ -71,6 +72,7 @@ HOMES: dict[str, set[str]] = {
 }
 LIGHT_OF_OURS = {
     "blockexport.models.wording",
+    "blockexport.models.devices",
     "blockexport.models.element_types",
     "blockexport.models.errors",
     "blockexport.models.exit_codes",

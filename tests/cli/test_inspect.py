@@ -203,3 +203,41 @@ def test_needs_no_torch() -> None:
 )
 def test_rounding(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_a_device_and_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "llama-3-8b", "--device", "l4", "--growth")
+    assert "NVIDIA L4 at most, in bf16, T = 8,192" in lines
+    assert "step, one row, bound by memory 18.7 tok/s 53.6 ms" in lines
+    assert "step, 32 rows, if it fitted 194 tok/s 165 ms" in lines
+    assert "largest batch at 8,192 tokens 7 rows" in lines
+    assert "8,192 4.3 GFLOP 22.2 % 1 GiB 6.7 %" in lines
+    assert "the weights do not fit 14.96 GiB 16,060,522,496 bytes" in printed(capsys, "llama-3-8b", "--memory", "15GB")
+
+
+def test_two_models_are_counted_for_one_context(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "llama-3-8b", "--compare", "smollm2-135m")
+    assert "hidden_size 4,096 576 0.14" in lines
+    both = document(capsys, "llama-3-8b", "--compare", "smollm2-135m")["models"]
+    assert [one["model"] for one in both] == ["llama-3-8b", "smollm2-135m"]
+    assert {one["tokens"] for one in both} == {min(8192, both[1]["config"]["max_position_embeddings"])}
+
+
+def test_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "tiny", "--drawing", str(tmp_path / "block.svg"))
+    assert (tmp_path / "block.svg").read_text().startswith("<svg ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "h300"], "did you mean h200?"),
+        (["--memory", "much"], "24GB"),
+        (["--compare", "tiny"], "the model itself"),
+        (["--drawing", "block.png"], "ends in .svg"),
+        (["--drawing", "no/such/folder/block.svg"], "no/such/folder"),
+    ],
+)
+def test_wrong_use_of_the_additions(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "tiny", *arguments]) == 2
+    assert said in capsys.readouterr().err
