@@ -80,8 +80,14 @@ def export_onnx(
         )
         write_rope_file(folder, config, rows)
         layouts = layouts_of(source, names, quantisation)
-        orders = {name: layout.order for name, layout in layouts.items() if layout.order is not None}
-        model = build_model(interface, _external_tensors(folder, written), quantisation, orders)
+        stored = {name: layout for layout in layouts.values() for name in layout.tensors.outputs}
+        model = build_model(
+            interface,
+            _external_tensors(folder, written),
+            quantisation,
+            {name: layout.tensors for name, layout in stored.items()},
+            {name: layout.order for name, layout in stored.items() if layout.order is not None},
+        )
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
     others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)

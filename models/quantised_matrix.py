@@ -7,7 +7,7 @@ https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -159,6 +159,23 @@ class QuantisedMatrix:
     def _spread(self, values_GN: torch.Tensor) -> torch.Tensor:
         """Each block's value at each of its rows: [K, N]."""
         return values_GN.repeat_interleave(self.scheme.block_size, dim=0)[: self.codes_KN.shape[0]]
+
+
+def beside_each_other(name: str, matrices: Sequence[QuantisedMatrix]) -> QuantisedMatrix:
+    """Matrices of one scheme that read the same input, in the same order, as one with all of their outputs."""
+    import torch
+
+    first = matrices[0]
+    if len(matrices) == 1:
+        return first
+    zeros = [one.zero_points_GN for one in matrices if one.zero_points_GN is not None]
+    return replace(
+        first,
+        name=name,
+        codes_KN=torch.cat([one.codes_KN for one in matrices], 1),
+        scales_GN=torch.cat([one.scales_GN for one in matrices], 1),
+        zero_points_GN=torch.cat(zeros, 1) if zeros else None,
+    )
 
 
 def packed_as_stored(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from blockexport.models.quantised_matrix import (
     QuantisedMatrix,
     unpacked,
 )
+from blockexport.models.side_by_side import side_by_side
 
 
 class DequantisedCheckpoint(Checkpoint):
@@ -45,24 +46,35 @@ class DequantisedCheckpoint(Checkpoint):
         }
         self._orders = dict(input_orders(read_graph(folder, manifest)))
         ends = manifest.interface.ends
-        self.entries = {name: self._entry(name, shape) for name, shape in expected_tensors(self.config, ends).items()}
+        shapes = expected_tensors(self.config, ends)
+        self._outputs = {name: shape[0] for name, shape in shapes.items()}
+        self.entries = {name: self._entry(name, shape) for name, shape in shapes.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """See `Checkpoint.read`."""
         scheme = self._quantisation.scheme_of(name)
         if scheme is None:
             return self._tensor(name)
-        outputs, width = self.entries[name].shape
-        scales_GN, blocks = self._tensor(f"{name}{SCALES}"), scheme.blocks(width)
+        width = self.entries[name].shape[1]
+        stored, columns, outputs = self._place(name)
+        scales_GN, blocks = self._tensor(f"{stored}{SCALES}"), scheme.blocks(width)
         # Rows of an embedding are looked up; all else is multiplied by, inputs first.
         by_rows = name == EMBEDDING
-        codes_KN = self._numbers(f"{name}{CODES}", scheme, (width, outputs), by_rows=by_rows)
+        codes_KN = self._numbers(f"{stored}{CODES}", scheme, (width, outputs), by_rows=by_rows)[:, columns]
         zero_points_GN = None
         if scheme.zero_points:
-            zero_points_GN = self._numbers(f"{name}{ZERO_POINTS}", scheme, (blocks, outputs), by_rows=by_rows)
-        order_K = self._tensor(self._orders[name]).long() if name in self._orders else None
-        scales_GN = scales_GN.T if by_rows else scales_GN
+            zeros = self._numbers(f"{stored}{ZERO_POINTS}", scheme, (blocks, outputs), by_rows=by_rows)
+            zero_points_GN = zeros[:, columns]
+        order_K = self._tensor(self._orders[stored]).long() if stored in self._orders else None
+        scales_GN = (scales_GN.T if by_rows else scales_GN)[:, columns]
         return QuantisedMatrix(name, scheme, codes_KN, scales_GN, zero_points_GN, order_K).dequantised()
+
+    def _place(self, name: str) -> tuple[str, slice, int]:
+        """What a matrix is called in the file, with those beside it; its outputs there, and how many there are."""
+        together = side_by_side(name, self._outputs)
+        if together is None or f"{together.name}{CODES}" not in self._stored:
+            return name, slice(None), self._outputs[name]
+        return together.name, together.columns(name), sum(together.outputs.values())
 
     def _numbers(self, name: str, scheme: QuantisationScheme, shape: tuple[int, int], *, by_rows: bool) -> torch.Tensor:
         """Numbers of as many bits as codes, int8 of `shape`; they lie in the file turned over where it is by rows."""
@@ -72,7 +84,7 @@ class DequantisedCheckpoint(Checkpoint):
     def _entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         if self._quantisation.scheme_of(name) is None:
             return self._found(name)
-        self._found(f"{name}{CODES}")
+        self._found(f"{self._place(name)[0]}{CODES}")
         return TensorEntry(name, "F32", shape)
 
     def _tensor(self, name: str) -> torch.Tensor:

@@ -16,8 +16,9 @@ from blockexport.models.precision import Precision
 from blockexport.models.quantisation import Quantisation, scale_dtype
 from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMatrix
 from tests.coded_zoo import Build, Coded, CodedExhibit, Making
-from tests.compare.static_judge import Change, spoilt
+from tests.compare.static_judge import spoilt
 from tests.exported import export
+from tests.stored_codes import Change
 from tests.zoo_judge import SLOTS, Cage, Data
 
 

@@ -39,11 +39,15 @@ class Bench:
         for value in (*self.graph.inputs, *self.graph.initializers.values()):
             if value.name == name:
                 return value
-        return self.node(name).outputs[0]
+        return next(value for value in self.node(name).outputs if value.name == name)
 
     def node(self, name: str) -> ir.Node:
         """The node that makes the value `name`."""
-        return next(node for node in self.graph if node.outputs[0].name == name)
+        return next(node for node in self.graph if any(value.name == name for value in node.outputs))
+
+    def has(self, name: str) -> bool:
+        """Whether some node makes a value `name`."""
+        return any(value.name == name for node in self.graph for value in node.outputs)
 
     def nodes(self, op_type: str, *, everywhere: bool = False) -> Iterator[ir.Node]:
         """The nodes of a type in the layers to be spoilt, or in the whole graph."""
@@ -119,6 +123,13 @@ class Bench:
             left, right = first.inputs[index], second.inputs[index]
             first.replace_input_with(index, right)
             second.replace_input_with(index, left)
+
+    def swap_uses(self, first: str, second: str) -> None:
+        """Let everyone who used one value use the other."""
+        left, right = self.value(first), self.value(second)
+        for users, other in ((list(left.uses()), right), (list(right.uses()), left)):
+            for user, index in users:
+                user.replace_input_with(index, other)
 
     def save(self, folder: Path, source: Path) -> Path:
         """Write a bundle beside the sound one: everything copied, the graph replaced."""

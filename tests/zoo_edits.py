@@ -247,8 +247,13 @@ def softmax_half(bench: Bench) -> None:
 
 def swap_projections(first: str, second: str) -> Spoil:
     def spoil(bench: Bench) -> None:
-        for left, right in zip(bench.named(f"{first}.linear"), bench.named(f"{second}.linear"), strict=True):
-            bench.swap_inputs(left, right)
+        for layer in bench.layers:
+            left, right = (f"model.layers.{layer}.{name}" for name in (first, second))
+            parts = [part for part in ("view", "heads") if bench.has(f"{left}.{part}")]
+            if parts:  # of one product, of which each is taken for the other
+                bench.swap_uses(f"{left}.{parts[0]}", f"{right}.{parts[0]}")
+            else:
+                bench.swap_inputs(bench.node(f"{left}.linear"), bench.node(f"{right}.linear"))
 
     return spoil
 

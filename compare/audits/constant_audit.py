@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from blockexport.compare.audits.foreign_weights import fused_parts
 from blockexport.compare.audits.table_difference import table_problem
 from blockexport.compare.audits.type_audit import NORM_OPERATORS, NORMS
 from blockexport.compare.core.figures import Figures
@@ -25,7 +26,7 @@ from blockexport.models.interface import Interface
 from blockexport.models.quantised_matrix import CODES, SCALES
 from blockexport.models.wording import told_apart
 
-_CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "RotaryEmbedding")
+_CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Split", "Unsqueeze", "Squeeze", "RotaryEmbedding")
 _ENDS = ("Gemm", "MatMul", *NORMS)
 _SHOWN = 3
 
@@ -61,7 +62,7 @@ def audit_constants(graph: ir.Graph, interface: Interface) -> ConstantAudit:
     _scales(audit, nodes, config)
     _windows(audit, nodes, config)
     _tables(audit, nodes, config, interface.max_sequence_length)
-    _readers(audit, graph, expected_tensors(config, interface.ends))
+    _readers(audit, graph, expected_tensors(config, interface.ends), config)
     return audit
 
 
@@ -250,25 +251,33 @@ def _name(value: ir.Value | None) -> str:
     return "" if value is None else str(value.name)
 
 
-def _readers(audit: ConstantAudit, graph: ir.Graph, weights: Iterable[str]) -> None:
-    """Each weight is read by the place whose name it has, and by none else."""
-    places = {name.rpartition(".")[0] for name in weights} - {EMBEDDING.removesuffix(".weight")}
+def _readers(audit: ConstantAudit, graph: ir.Graph, weights: Iterable[str], config: ModelConfig) -> None:
+    """Each weight is read by the place whose name it has, or that has it beside others, and by none else."""
+    coded = {name.removesuffix(CODES) for name in graph.initializers if name.endswith(CODES)}
+    joined = {name: fused_parts(name, config) for name in sorted(coded - set(weights))}
+    homes = {part: _home(name) for name, parts in joined.items() for part in parts}
+    places = {_home(name) for name in [*weights, *joined]} - {_home(EMBEDDING)}
     ends = {EMBEDDING, OUTPUT_HEAD}
     problems: list[str] = []
-    for name in weights:
+    for name in [*weights, *joined]:
         stored = [value for part in ("", CODES, SCALES) if (value := graph.initializers.get(f"{name}{part}"))]
         readers = [_out(node) for value in stored for node, _ in value.uses()]
         if stored and not readers:  # of one that is not there `parameters` says that it is missing
             problems.append(f"{name} is read by no node")
-        place = name.rpartition(".")[0]
+        place = _home(name)
         for reader in readers if name not in ends else ():
             other = _of(reader, places)
-            if other is not None and other != place:
-                problems.append(f"{_place(other)} reads {name}")
+            if other not in (None, place, homes.get(f"{place}.weight")):
+                problems.append(f"{_place(str(other))} reads {name}")
     shown = len(problems) if len(problems) <= _SHOWN + 1 else _SHOWN
     audit.problems.extend(problems[:shown])
     if len(problems) > shown:
         audit.problems.append(f"{len(problems) - shown} weights more are not read where they belong")
+
+
+def _home(weight: str) -> str:
+    """The place that a weight is named after."""
+    return weight.rpartition(".")[0]
 
 
 def _of(reader: str, places: set[str]) -> str | None:

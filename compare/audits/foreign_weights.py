@@ -28,7 +28,6 @@ from blockexport.models.progress import Progress, counted, silent
 _NAME = re.compile(r"(?:.*\.)?(model\.layers\.\d+\..+|model\.embed_tokens\..+|model\.norm\..+|lm_head\..+)")
 _GENAI = ((".attn.", ".self_attn."), (".MatMul.", "."), (".Add.", "."), (".layernorm.", "."))
 _GENAI_FINAL = re.compile(r"model\.layers\.\d+\.final_norm_layernorm\.weight")
-FUSED = "self_attn.qkv_proj."
 DESCRIBED = 3  # tensors whose difference is described
 _BEGINNING = 16  # values that a tensor is looked up by before it is compared
 
@@ -131,17 +130,25 @@ def _only(weights: ArtifactWeights, left: Iterable[_Piece], missing: Iterable[Sh
 
 
 def fused_parts(name: str, config: ModelConfig) -> dict[str, int]:
-    """The tensors that a matrix of q, k and v side by side is made of, and how many outputs each has."""
+    """The tensors that lie side by side in a matrix, and how many outputs each has; none where it is one by itself."""
     heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    widths = {"q_proj": heads, "k_proj": groups, "v_proj": groups}
-    return {name.replace("qkv_proj", part): width for part, width in widths.items()}
+    inner = config.intermediate_size
+    for fused, widths in (
+        ("self_attn.qkv_proj.", {"q_proj": heads, "k_proj": groups, "v_proj": groups}),
+        ("mlp.gate_up_proj.", {"gate_proj": inner, "up_proj": inner}),
+    ):
+        if fused in name:
+            module, _, end = name.partition(fused)
+            place = fused.partition(".")[0]
+            return {f"{module}{place}.{part}.{end}": width for part, width in widths.items()}
+    return {}
 
 
 def _pieces(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> Iterator[tuple[str, _Piece]]:
-    """Tensor to piece; q, k and v side by side in one matrix are three."""
+    """Tensor to piece; several side by side in one matrix are as many."""
     for plain, name in corresponding(shapes).items():
         parts = fused_parts(plain, config)
-        if FUSED not in plain:
+        if not parts:
             yield plain, _Piece(name)
         elif shapes[name][-1] == sum(parts.values()):
             start = 0

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from blockexport.compare.audits.code_rules import within_a_step
 from blockexport.compare.audits.coded_matrix import CodedCheckpoint, CodedMatrix, Rule
-from blockexport.compare.audits.foreign_weights import FUSED, fused_parts, plain_name
+from blockexport.compare.audits.foreign_weights import fused_parts, plain_name
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.checkpoints.untied_checkpoint import UntiedCheckpoint
@@ -144,7 +144,7 @@ def _grids(model: onnx.ModelProto, source: Checkpoint, config: ModelConfig) -> I
         numbers = {item.name: item.i for item in node.attribute}
         named = tuple(name for name in node.input[1:4] if name)
         plain, shape = _plain(node), (numbers["N"], numbers["K"])
-        parts = fused_parts(plain, config) if FUSED in plain else {plain: 0}
+        parts = fused_parts(plain, config) or {plain: 0}
         start = 0
         for name, rows in parts.items():
             if name not in source.entries:

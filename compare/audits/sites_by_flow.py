@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from blockexport.compare.audits.dataflow import FUSED, SUMS, Dataflow
@@ -33,6 +34,8 @@ class SiteMap:
         hidden: sites that cannot be looked for, since the graph has no Attention node to hand them to.
         streams: the value that enters each layer, and after the last the one that leaves it.
         final_norm: the value the head reads.
+        parts: of a value in which several sites lie side by side along the last axis, the name that each is given here,
+            and where it begins and ends, as shares of that axis.
         nodes: operator and name, in the file, of the node that makes the value at a site of a layer in the call that
             begins at a position; None where the names are our own exporter's, which say the site themselves.
     """
@@ -41,6 +44,7 @@ class SiteMap:
     hidden: list[frozenset[str]] = field(default_factory=list)
     streams: list[str | None] = field(default_factory=list)
     final_norm: str | None = None
+    parts: dict[str, dict[str, tuple[Fraction, Fraction]]] = field(default_factory=dict)
     nodes: Callable[[int, int | None, str], str] | None = None
 
 

@@ -4,6 +4,9 @@ dataflow.
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import accumulate
+
 import onnx_ir as ir
 
 from blockexport.compare.audits.dataflow import Dataflow
@@ -21,8 +24,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "q_proj": ("self_attn.q_proj.linear",),
     "k_proj": ("self_attn.k_proj.linear",),
     "v_proj": ("self_attn.v_proj.linear",),
-    "q_heads": ("self_attn.transpose",),
-    "k_heads": ("self_attn.transpose_1",),
+    "q_heads": ("self_attn.q_proj.heads", "self_attn.transpose"),
+    "k_heads": ("self_attn.k_proj.heads", "self_attn.transpose_1"),
     "q_rope": ("self_attn.rotary_embedding.narrowed", "self_attn.rotary_embedding"),
     "k_rope": ("self_attn.rotary_embedding.narrowed_1", "self_attn.rotary_embedding_1"),
     "attention": ("self_attn.scaled_dot_product_attention",),
@@ -46,6 +49,7 @@ def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
     found = SiteMap()
     for layer in range(num_hidden_layers):
         sites = {**({} if by_flow is None else by_flow.layers[layer]), **_sites_of_layer(flow, layer)}
+        _side_by_side(flow, graph, layer, sites, found)
         found.layers.append(sites)
         attends = flow.flows_into(f"present.{layer}.key", "Attention") is not None
         found.hidden.append(frozenset(() if attends else ("query", "mask")))
@@ -79,6 +83,22 @@ def _sites_of_layer(flow: Dataflow, layer: int) -> dict[str, str]:
         found["attention"] = attention.output[0]
         found |= {site: attention.input[at] for site, at in (("query", 0), ("mask", 3)) if at < len(attention.input)}
     return {site: value for site, value in {**found, **named}.items() if value}
+
+
+def _side_by_side(flow: Dataflow, graph: ir.Graph, layer: int, sites: dict[str, str], found: SiteMap) -> None:
+    """q, k and v of one product, which part later, as heads: each is where what it is for is taken from."""
+    whole = f"model.layers.{layer}.self_attn.qkv_proj.linear"
+    split = flow.flows_into(whole, "Split") if whole in flow.maker else None
+    sizes = graph.initializers.get(split.input[1]) if split is not None else None
+    if split is None or sizes is None or sizes.const_value is None:
+        return
+    ends = list(accumulate(map(int, sizes.const_value.numpy()), initial=0))
+    for site, use in (("q_proj", "query"), ("k_proj", "k_rope"), ("v_proj", "v_heads")):
+        made_of = flow.upstream(sites.get(use, ""))
+        for output, start, end in zip(split.output, ends, ends[1:], strict=False):
+            if output in made_of:
+                sites[site] = f"{whole} ({site})"
+                found.parts.setdefault(whole, {})[sites[site]] = (Fraction(start, ends[-1]), Fraction(end, ends[-1]))
 
 
 def _entering(flow: Dataflow, sites: dict[str, str]) -> str | None:

@@ -20,6 +20,7 @@ from onnx import numpy_helper
 
 from blockexport.compare.audits.code_rules import exact_values, nearest_codes, nearest_or_beside
 from blockexport.compare.audits.coded_matrix import CodedCheckpoint, CodedMatrix, Rule
+from blockexport.compare.audits.foreign_weights import fused_parts
 from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
@@ -44,6 +45,7 @@ class StoredMatrix:
         outputs_first: it is [N, K], as a lookup or a product with `transB` takes it, and not [K, N].
         zero_points: the initializer of what is taken from the codes of a block, where there is one.
         order: the initializer of the input that each code along K is multiplied by, where that is not its own place.
+        outputs: those that are this matrix's, where others lie beside it; None: all.
     """
 
     codes: onnx.TensorProto
@@ -53,12 +55,14 @@ class StoredMatrix:
     outputs_first: bool
     zero_points: onnx.TensorProto | None = None
     order: onnx.TensorProto | None = None
+    outputs: slice | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """[N, K]."""
         dims = tuple(self.codes.dims)
-        return dims if self.outputs_first else dims[::-1]
+        outputs, inputs = dims if self.outputs_first else dims[::-1]
+        return (outputs if self.outputs is None else len(range(outputs)[self.outputs])), inputs
 
 
 class StoredCheckpoint(CodedCheckpoint):
@@ -79,11 +83,21 @@ class StoredCheckpoint(CodedCheckpoint):
         self.range_is_stated = source.range_is_stated
         self.quantisation = quantisation
         self._folder = folder
-        self.matrices = _matrices(onnx.load(folder / ONNX_FILE, load_external_data=False))
+        self.matrices = dict(self._parts(_matrices(onnx.load(folder / ONNX_FILE, load_external_data=False))))
         self.entries = {
             name: replace(entry, dtype="F32", location=None) if name in self.in_codes else entry
             for name, entry in self.original.entries.items()
         }
+
+    def _parts(self, matrices: Mapping[str, StoredMatrix]) -> Iterator[tuple[str, StoredMatrix]]:
+        """Each matrix by itself, where several of the checkpoint's lie side by side in one."""
+        for name, matrix in matrices.items():
+            start = 0
+            for part, size in fused_parts(name, self.config).items():
+                yield part, replace(matrix, outputs=slice(start, start + size))
+                start += size
+            if not start:
+                yield name, matrix
 
     @property
     def base(self) -> Checkpoint:
@@ -115,8 +129,9 @@ class StoredCheckpoint(CodedCheckpoint):
         """See `CodedCheckpoint.coded`."""
         matrix = self.matrices[name]
         across = matrix.axis == 0
-        codes, scales = (self._along(tensor, across) for tensor in (matrix.codes, matrix.scales))
-        zeros = None if matrix.zero_points is None else self._along(matrix.zero_points, across).astype(np.float32)
+        own = (matrix.outputs or slice(None)) if matrix.outputs_first != across else slice(None)
+        codes, scales = (self._along(tensor, across)[own] for tensor in (matrix.codes, matrix.scales))
+        zeros = None if matrix.zero_points is None else self._along(matrix.zero_points, across)[own].astype(np.float32)
         return CodedMatrix(
             codes_RA=codes.astype(np.int8),
             scales_RG=scales.astype(np.float32),

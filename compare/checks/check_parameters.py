@@ -105,7 +105,9 @@ def _stored(
     """Of a quantised bundle: codes are the checkpoint's, or nearest to its values; what is no matrix is the same."""
     quantised = [name for name in checkpoint.wanted if name in wanted]
     kept = {name: shape for name, shape in wanted.items() if name not in quantised}
-    found = {name: shape for name, shape in weights.shapes.items() if name.removesuffix(SCALES) not in quantised}
+    scales = {matrix.scales.name for name, matrix in checkpoint.matrices.items() if name in quantised}
+    scales |= {f"{name}{SCALES}" for name in quantised}
+    found = {name: shape for name, shape in weights.shapes.items() if name not in scales}
     complaints = _wrong_shapes(found, kept)
     differing, said = _wrong_values(context, checkpoint.original, replace(weights, shapes=found), kept)
     misplaced = dict(misplaced_codes(checkpoint, quantised, context.progress))

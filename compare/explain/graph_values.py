@@ -115,6 +115,9 @@ class Inside:
         ends: dict[str, torch.Tensor] = {}
 
         def observe(name: str, value: torch.Tensor) -> None:
+            for part, (start, end) in self.sites.parts.get(name, {}).items():
+                width = value.shape[-1]
+                observe(part, value[..., int(start * width) : int(end * width)])
             if name in (self.sites.streams[0], self.sites.streams[-1], self.sites.final_norm):
                 ends[name] = value
             for layer in self._wanted.get(name, ()):

@@ -41,6 +41,23 @@ class GraphBuilder:
             self._made[key] = made.outputs
         return self._made[key][0]
 
+    def split(self, x: ir.Value, sizes: Sequence[int], axis: int, names: Sequence[str]) -> Sequence[ir.Value]:
+        """The parts of `x` along an axis, each under its name, from an earlier node if there is one."""
+        key = ("Split", id(x), axis)
+        if key not in self._made:
+            inputs, unique = [x, self.constant(list(sizes), ir.DataType.INT64)], [self._unique(name) for name in names]
+            node = f"{unique[0]}/Split"
+            made = ir.node("Split", inputs, attributes={"axis": axis}, num_outputs=len(names), name=node)
+            for output, name in zip(made.outputs, unique, strict=True):
+                output.name = name
+            self.nodes.append(made)
+            self._made[key] = made.outputs
+        return self._made[key]
+
+    def has_split(self, x: ir.Value, axis: int) -> bool:
+        """Whether `split` has been asked for a value along an axis."""
+        return ("Split", id(x), axis) in self._made
+
     def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         """A graph initializer under exactly this name; asked for twice, it is the same one."""
         if name not in self.initializers:

@@ -18,12 +18,14 @@ from blockexport.export.graph.translate import Stamp
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Interface, Port
 from blockexport.models.quantisation import Quantisation
+from blockexport.models.side_by_side import SideBySide
 
 
 def build_model(
     interface: Interface,
     tensor: TensorSource,
     quantisation: Quantisation | None = None,
+    beside: Mapping[str, SideBySide] | None = None,
     orders: Mapping[str, str] | None = None,
 ) -> ir.Model:
     """The ONNX model.
@@ -33,12 +35,13 @@ def build_model(
         tensor: asked for every parameter, codes and scales instead where it is quantised, and for the RoPE tables
             `cos` and `sin`.
         quantisation: which matrices are quantised.
+        beside: see `GraphParameters`.
         orders: see `GraphParameters`.
     """
     if quantisation is not None:
         interface = replace(interface, config=quantisation.stored_config(interface.config))
     builder = GraphBuilder([_value(port) for port in interface.inputs])
-    parameters = GraphParameters(builder, tensor, quantisation, orders)
+    parameters = GraphParameters(builder, tensor, quantisation, beside, orders)
     outputs = _stamp_all(interface, trace_parts(interface), builder, parameters)
     graph = ir.Graph(
         builder.inputs,

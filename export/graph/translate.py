@@ -15,13 +15,14 @@ import torch
 
 from blockexport.export.graph.graph_builder import GraphBuilder
 from blockexport.export.graph.graph_parameters import GraphParameters, QuantisedParameter
+from blockexport.export.graph.quantised_product import Part, quantised_product
 from blockexport.export.graph.trace import Fragment
 from blockexport.models.element_types import element_of
 
 aten = torch.ops.aten
 _WHOLE_AXIS = 2**63 - 1
 
-Handler = Callable[["Stamp", torch.fx.Node], ir.Value]
+Handler = Callable[["Stamp", torch.fx.Node], ir.Value | Part]
 _HANDLERS: dict[Any, Handler] = {}
 
 
@@ -54,7 +55,7 @@ class Stamp:
     ) -> None:
         self.builder, self.fragment, self.prefix, self.parameters = builder, fragment, prefix, parameters
         self._inputs = dict(zip(fragment.inputs, inputs, strict=True))
-        self._values: dict[str, ir.Value] = dict(self._inputs)
+        self._values: dict[str, ir.Value | Part] = dict(self._inputs)
 
     def run(self) -> list[ir.Value]:
         """Translate every node; returns the fragment's outputs."""
@@ -62,7 +63,7 @@ class Stamp:
             if node.op == "call_function" and node.target is not aten.sym_size.int:
                 handler = _HANDLERS.get(node.target)
                 if handler is None:
-                    raise NotImplementedError(f"no ONNX translation of {node.target} (in {self._place(node)})")
+                    raise NotImplementedError(f"no ONNX translation of {node.target} (in {self.place(node)})")
                 self._values[node.name] = handler(self, node)
         output = next(node for node in self.fragment.graph.nodes if node.op == "output")
         return [self.value(item) for item in output.args[0]]
@@ -71,7 +72,13 @@ class Stamp:
         """The graph value of an fx node; a parameter enters the graph when it is first used."""
         if node.name not in self._values:
             self._values[node.name] = self.parameters.value(self.fragment.parameters[node.name])
-        return self._values[node.name]
+        value = self._values[node.name]
+        return value.alone(self.builder) if isinstance(value, Part) else value
+
+    def part(self, node: Any) -> Part | None:
+        """An fx node's value as a part of another, as long as nothing has needed it by itself."""
+        value = self._values.get(node.name)
+        return value if isinstance(value, Part) and not value.is_split(self.builder) else None
 
     def quantised(self, node: Any) -> QuantisedParameter | None:
         """Codes and scales of a parameter; None where the graph has it as it is."""
@@ -81,7 +88,7 @@ class Stamp:
         self, node: torch.fx.Node, op_type: str, inputs: Sequence[ir.Value | None], suffix: str = "", **attributes: Any
     ) -> ir.Value:
         """A node named after the module it came from and the aten operator it translates."""
-        return self.builder.node(op_type, inputs, self._place(node) + suffix, attributes)
+        return self.builder.node(op_type, inputs, self.place(node) + suffix, attributes)
 
     def dtype(self, node: Any) -> ir.DataType:
         """The ONNX type of an fx node's tensor."""
@@ -107,7 +114,8 @@ class Stamp:
         source = self._inputs[name]
         return self.builder.node("Shape", [source], f"{source.name}.size_{axis}", {"start": axis, "end": axis + 1})
 
-    def _place(self, node: torch.fx.Node) -> str:
+    def place(self, node: torch.fx.Node) -> str:
+        """The module that an fx node came from, and its operator."""
         stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
         path = stack[-1].removeprefix("decoder").strip(".") if stack else ""
         if path.startswith("_empty"):
@@ -122,32 +130,14 @@ def _args(node: torch.fx.Node) -> tuple[Any, ...]:
 
 
 @_translates(aten.linear.default)
-def _linear(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+def _linear(stamp: Stamp, node: torch.fx.Node) -> ir.Value | Part:
     x, weight, *bias = _args(node)
     matrix = stamp.quantised(weight)
     if matrix is None:
         # Weights stay [out, in] as in the checkpoint: transB reads them so.
         return stamp.emit(node, "Gemm", [stamp.value(arg) for arg in _args(node)], transB=1)
-    # Quantised they are [in, out]: ONNX Runtime multiplies by the codes only in this form, and dequantises the whole
-    # matrix at every call in the other.
-    scales = _in_own_type(stamp, node, matrix.scales, matrix.scales.dtype, ".scales")
-    grid = [matrix.codes, scales] if matrix.zero_points is None else [matrix.codes, scales, matrix.zero_points]
-    block_size = matrix.scheme.block_size
-    weight_KN = stamp.emit(node, "DequantizeLinear", grid, ".weight", axis=0, block_size=block_size)
-    inputs = stamp.value(x)
-    if matrix.order is not None:
-        # The activations are put in the order of the codes, whose blocks would fall apart in any other. Matrices with
-        # one order and one input, such as q, k and v, share the node.
-        inputs = stamp.emit(node, "Gather", [inputs, matrix.order], ".inputs", axis=x.meta["val"].ndim - 1)
-    return stamp.emit(node, "Gemm", [inputs, weight_KN, *map(stamp.value, bias)], transB=0)
-
-
-def _in_own_type(
-    stamp: Stamp, node: torch.fx.Node, scales: ir.Value, stored: ir.DataType | None, suffix: str
-) -> ir.Value:
-    """Scales in the type of an fx node's tensor; those of an initializer are cast once, when the file is loaded."""
-    dtype = stamp.dtype(node)
-    return scales if stored == dtype else stamp.emit(node, "Cast", [scales], suffix, to=int(dtype))
+    dtype, place, inputs = stamp.dtype(node), stamp.place(node), stamp.value(x)
+    return quantised_product(stamp.builder, stamp.parameters, matrix, inputs, dtype, bias=bool(bias), place=place)
 
 
 @_translates(aten.rms_norm.default)
@@ -179,7 +169,8 @@ def _embedding(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     assert matrix.zero_points is None and matrix.order is None, "no embedding has them"
     rows = stamp.emit(node, "Gather", [matrix.codes, stamp.value(ids)], ".codes", axis=0)
     steps = stamp.emit(node, "Gather", [matrix.scales, stamp.value(ids)], ".scales", axis=0)
-    steps = _in_own_type(stamp, node, steps, matrix.scales.dtype, ".scales.widened")
+    if matrix.scales.dtype != stamp.dtype(node):
+        steps = stamp.emit(node, "Cast", [steps], ".scales.widened", to=int(stamp.dtype(node)))
     last = node.meta["val"].ndim - 1
     return stamp.emit(node, "DequantizeLinear", [rows, steps], axis=last, block_size=matrix.scheme.block_size)
 
@@ -217,16 +208,23 @@ def _silu(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
 
 
 @_translates(aten.transpose.int)
-def _transpose(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+def _transpose(stamp: Stamp, node: torch.fx.Node) -> ir.Value | Part:
     x, first, second = _args(node)
     order = list(range(x.meta["val"].ndim))
     order[first], order[second] = order[second], order[first]
+    if part := stamp.part(x):
+        return part.turned(tuple(order), stamp.builder)
     return stamp.emit(node, "Transpose", [stamp.value(x)], perm=tuple(order))
 
 
 @_translates(aten.view.default, aten.reshape.default)
-def _reshape(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+def _reshape(stamp: Stamp, node: torch.fx.Node) -> ir.Value | Part:
     x, sizes = _args(node)
+    part = stamp.part(x)
+    if part and len(sizes) == 4:
+        heads = part.viewed(sizes[3], stamp.builder, [stamp.size(size) for size in sizes[:2]])
+        if heads:
+            return heads
     if all(stamp.is_fixed(size) for size in sizes):
         shape = stamp.ints(sizes)
     else:

@@ -18,6 +18,7 @@ from blockexport.export.tensorrt.trt_adapter import Adapter
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
+from blockexport.models.side_by_side import JOINED
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
         if _product_type(layer) != wanted:
             yield f"{{}} multiplies in {_product_type(layer)}, not {wanted}", (layer.name,)
     products = 7 * config.num_hidden_layers + (0 if manifest.headless else 1)
-    yield from _counted(layers.of("MATRIX_MULTIPLY"), "matrix products", products)
+    matrices = [layer for layer in layers.of("MATRIX_MULTIPLY") for _ in range(_matrices_of(layer))]
+    yield from _counted(matrices, "matrix products", products)
     statistics = _statistics(layers)
     yield from _counted(statistics, "norm statistics", (4 if config.qk_norm else 2) * config.num_hidden_layers + 1)
     for layer in statistics:
@@ -205,7 +207,9 @@ def _quantised(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
         wanted[f"int{quantisation.layers.bits}"] += 7 * manifest.config.num_hidden_layers
         if quantisation.head is not None and not manifest.headless:
             wanted[f"int{quantisation.head.bits}"] += 1
-    found = Counter(_type(layer.get_input(0)) for layer in layers.of("DEQUANTIZE"))
+    found: Counter[str] = Counter()
+    for layer in layers.of("DEQUANTIZE"):
+        found[_type(layer.get_input(0))] += _matrices_of(layer)
     for dtype in sorted(wanted | found):
         if wanted[dtype] != found[dtype]:
             yield f"{found[dtype]} matrices have {dtype} codes, not {wanted[dtype]}", ()
@@ -213,6 +217,12 @@ def _quantised(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     for layer in layers.of("DEQUANTIZE"):
         if layer.get_output(0).name not in multiplied:
             yield "no product reads what {} dequantises", (layer.name,)
+
+
+def _matrices_of(layer: Any) -> int:
+    """How many of the model's matrices lie side by side in one that a layer works on."""
+    joined = (len(parts) for name, parts in JOINED.items() if f".{name.removesuffix('weight')}" in layer.name)
+    return next(joined, 1)
 
 
 def _counted(found: Sequence[Any], what: str, wanted: int) -> Iterator[Problem]:

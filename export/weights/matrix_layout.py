@@ -6,7 +6,8 @@ are multiples of 64, as those of real models are, each tensor begins at such a m
 
 A matrix that the checkpoint has in such codes already is taken over code by code: it is not rounded to other scales.
 A head that is tied to the embedding has its codes, in another order, where both are quantised alike.
-Matrices that were quantised in one order of inputs, as those of q, k and v are, have one tensor for it.
+Matrices that read the same input lie side by side (`models/side_by_side.py`), unless the checkpoint has them in
+different orders of it. Those that share an order otherwise have one tensor for it.
 """
 
 from __future__ import annotations
@@ -35,29 +36,40 @@ from blockexport.models.quantised_matrix import (
     ZERO_POINTS,
     QuantisationScheme,
     QuantisedMatrix,
+    beside_each_other,
     packed_as_stored,
 )
+from blockexport.models.side_by_side import SideBySide, side_by_side
 
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """How a matrix lies in the file: [K, N] as a product reads it, or [N, K], where rows are looked up.
+    """How a matrix, or several side by side, lies in the file: [K, N] as a product reads it, or [N, K], where rows are
+    looked up.
 
     Attributes:
-        name: of the matrix.
+        tensors: which, and how many of the N outputs each has.
         scheme: of its codes.
-        outputs: N.
         width: K.
-        taken_over: whether its codes are the checkpoint's.
+        taken_over: those of the tensors whose codes are the checkpoint's.
         order: the matrix under whose name the order of its inputs is in the file; None where they are as they are.
     """
 
-    name: str
+    tensors: SideBySide
     scheme: QuantisationScheme
-    outputs: int
     width: int
-    taken_over: bool = False
+    taken_over: frozenset[str] = frozenset()
     order: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the file: a single matrix by its own name."""
+        return self.tensors.name
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return sum(self.tensors.outputs.values())
 
     @property
     def by_rows(self) -> bool:
@@ -94,18 +106,22 @@ class MatrixLayout:
 def layouts_of(
     checkpoint: Checkpoint, names: Iterable[str], quantisation: Quantisation | None
 ) -> dict[str, MatrixLayout]:
-    """Those of the tensors `names` that are quantised, by name; those that share their codes follow each other."""
+    """Those of the tensors `names` that are quantised, by what they are called in the file; those that share their
+    codes follow each other."""
+    schemes = {name: quantisation.scheme_of(name) for name in names} if quantisation is not None else {}
+    outputs = {name: checkpoint.entries[name].shape[0] for name, scheme in schemes.items() if scheme is not None}
     layouts: dict[str, MatrixLayout] = {}
     first: dict[str, str] = {}  # of each order the matrix that has it first
-    for name in names:
-        scheme = None if quantisation is None else quantisation.scheme_of(name)
-        if scheme is None:
+    for name in outputs:
+        tensors, scheme = _together(checkpoint, name, outputs), schemes[name]
+        if tensors.name in layouts:
             continue
+        assert scheme is not None
+        codes = {one: checkpoint.entries[one].codes for one in tensors.outputs}
+        taken_over = frozenset(one for one, has in codes.items() if has is not None and scheme.holds(has))
         entry = checkpoint.entries[name]
-        outputs, width = entry.shape
-        taken_over = entry.codes is not None and scheme.holds(entry.codes)
-        order = first.setdefault(entry.order, name) if taken_over and entry.order is not None else None
-        layouts[name] = MatrixLayout(name, scheme, outputs, width, taken_over, order)
+        order = first.setdefault(entry.order, tensors.name) if name in taken_over and entry.order is not None else None
+        layouts[tensors.name] = MatrixLayout(tensors, scheme, entry.shape[1], taken_over, order)
     places = {(name, layout.scheme): place for place, (name, layout) in enumerate(layouts.items())}
 
     def place(item: tuple[str, MatrixLayout]) -> int:
@@ -113,6 +129,15 @@ def layouts_of(
         return places.get((checkpoint.origin(name), layout.scheme), places[name, layout.scheme])
 
     return dict(sorted(layouts.items(), key=place))
+
+
+def _together(checkpoint: Checkpoint, name: str, outputs: Mapping[str, int]) -> SideBySide:
+    """The matrices that lie beside one, which may be by itself: those of one order of inputs, or of none."""
+    found = side_by_side(name, outputs)
+    entries = [checkpoint.entries[one] for one in ([] if found is None else found.outputs)]
+    if found is None or len({(one.order, one.order and one.codes) for one in entries}) > 1:
+        return SideBySide(name, {name: outputs[name]})
+    return found
 
 
 def write_matrices(
@@ -134,13 +159,16 @@ def write_matrices(
     """
     alike = groupby(layouts.values(), lambda layout: (checkpoint.origin(layout.name), layout.scheme))
     for _, group in alike:
-        matrix = cost = None
+        made: list[tuple[QuantisedMatrix, float | None]] = []
         for layout in group:
-            if matrix is None:
-                matrix, cost = _quantised(checkpoint, layout, scale_dtype(precision), threads, calibration)
-            for part in _parts(matrix, layout):
+            if not made:
+                made = [
+                    _quantised(checkpoint, layout, name, scale_dtype(precision), threads, calibration)
+                    for name in layout.tensors.outputs
+                ]
+            for part in _parts(beside_each_other(layout.name, [matrix for matrix, _ in made]), layout):
                 file.write(raw_bytes(part))
-            yield layout.name, cost
+            yield from zip(layout.tensors.outputs, (cost for _, cost in made), strict=True)
 
 
 def _parts(matrix: QuantisedMatrix, layout: MatrixLayout) -> Iterator[torch.Tensor]:
@@ -158,33 +186,34 @@ def _parts(matrix: QuantisedMatrix, layout: MatrixLayout) -> Iterator[torch.Tens
 def _quantised(
     checkpoint: Checkpoint,
     layout: MatrixLayout,
+    name: str,
     scales: torch.dtype,
     threads: int,
     calibration: Calibration | None,
 ) -> tuple[QuantisedMatrix, float | None]:
-    """The matrix of a layout, and what quantising it cost; None where it was taken over."""
-    if layout.taken_over:
-        return _taken_over(checkpoint, layout, scales).in_scheme(layout.scheme), None
-    name, strips = layout.name, finite_strips(checkpoint, layout.name)
+    """One matrix of a layout, and what quantising it cost; None where it was taken over."""
+    if name in layout.taken_over:
+        return _taken_over(checkpoint, name, scales).in_scheme(layout.scheme), None
+    strips, shape = finite_strips(checkpoint, name), (layout.tensors.outputs[name], layout.width)
     scheme = replace(layout.scheme, zero_points=False)
     if calibration is not None and scheme.bits == 4:
         weight_NK = torch.cat(list(strips))
         matrix, error = quantise_with_feedback(name, weight_NK, calibration.products(name), scheme, scales)
     else:
-        matrix, error = quantise_strips(name, (layout.outputs, layout.width), strips, scheme, scales, threads)
+        matrix, error = quantise_strips(name, shape, strips, scheme, scales, threads)
     return matrix.in_scheme(layout.scheme), float(f"{error.relative:.4g}")
 
 
-def _taken_over(checkpoint: Checkpoint, layout: MatrixLayout, scales: torch.dtype) -> QuantisedMatrix:
-    matrix = checkpoint.read_codes(layout.name)
-    check_finite(f"{layout.name} of {checkpoint.source.reference}: its table of scales", matrix.scales_GN.T)
+def _taken_over(checkpoint: Checkpoint, name: str, scales: torch.dtype) -> QuantisedMatrix:
+    matrix = checkpoint.read_codes(name)
+    check_finite(f"{name} of {checkpoint.source.reference}: its table of scales", matrix.scales_GN.T)
     converted = matrix.scales_GN.to(scales)
     if not torch.equal(converted.float(), matrix.scales_GN.float()):
         stored, wanted = (str(dtype).removeprefix("torch.") for dtype in (matrix.scales_GN.dtype, scales))
         fitting = [f"--{one}" for one in Precision if scale_dtype(one) == matrix.scales_GN.dtype]
         choice = f"with {' or '.join(fitting)}, or " if fitting else ""
         raise UsageError(
-            f"the checkpoint has {layout.name} quantised, with scales in {stored}, which {wanted} does not hold: they "
+            f"the checkpoint has {name} quantised, with scales in {stored}, which {wanted} does not hold: they "
             f"would be rounded, and every weight with them. Export it {choice}without --quantize"
         )
     return replace(matrix, scales_GN=converted)

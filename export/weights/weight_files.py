@@ -43,10 +43,10 @@ class WrittenWeights:
     Attributes:
         files: their hex sha256 by name. Each is a safetensors file, whose header says where its tensors are: under
             their Hugging Face names, the parts of a quantised matrix with `.scales`, `.codes`, `.zero_points` and
-            `.order` at the end.
+            `.order` at the end, those that lie side by side under a name of their own.
         report: what the conversion did to the values.
         source_sha256: of the checkpoint's files that were hashed on the way.
-        layouts: of the quantised matrices, by their names.
+        layouts: of the quantised matrices, by what they are called in the file.
     """
 
     files: Mapping[str, str]
@@ -148,7 +148,8 @@ def _convert(
     calibration: Calibration | None,
 ) -> WrittenWeights:
     target = precision.element.safetensors
-    kept = {name: replace(entry, dtype=target) for name, entry in entries.items() if name not in layouts}
+    quantised = {name for layout in layouts.values() for name in layout.tensors.outputs}
+    kept = {name: replace(entry, dtype=target) for name, entry in entries.items() if name not in quantised}
     matrices = [entry for layout in layouts.values() for entry in layout.entries(scale_dtype(precision))]
     header = header_bytes({**kept, **{entry.name: entry for entry in matrices}})
     total = len(header) + sum(map(byte_size, kept.values()))
@@ -169,10 +170,10 @@ def _convert(
         for number, (name, cost) in enumerate(costs, start=1):
             if cost is not None:
                 errors[name] = cost
-            progress("quantising weights", number, len(layouts))
+            progress("quantising weights", number, len(quantised))
         digest = file.finish()
     source_bytes = sum(file.stat().st_size for file in checkpoint.source.files)
-    report = report_of(entries.values(), target, losses, source_bytes, size, errors, layouts.keys() - errors.keys())
+    report = report_of(entries.values(), target, losses, source_bytes, size, errors, quantised - errors.keys())
     return WrittenWeights({path.name: digest}, report, {}, layouts)
 
 

@@ -18,7 +18,7 @@ from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.regular_file import is_there, require_readable
 from blockexport.runtime.replay.replay_call import Call
-from blockexport.runtime.replay.replay_operators import OPERATORS
+from blockexport.runtime.replay.replay_operators import OPERATORS, WITH_PARTS
 
 Observer = Callable[[str, torch.Tensor], None]
 """Told each node's output, by name, as soon as it exists. A tensor that is kept must not be written to."""
@@ -75,20 +75,21 @@ class ReplayGraph:
         if absent:
             raise UsageError(f"the graph's input {absent[0]} was not given")
         for index, node in enumerate(self._nodes):
-            output = self._run_node(index, node, values)
-            name = str(node.outputs[0].name)
-            values[name] = output
-            if observe is not None:
-                observe(name, output)
+            for value, output in zip(node.outputs, self._run_node(index, node, values), strict=True):
+                values[str(value.name)] = output
+                if observe is not None:
+                    observe(str(value.name), output)
             for dropped in self._dropped[index]:
                 values.pop(dropped, None)
         return {name: values[name] for name in self.outputs}
 
-    def _run_node(self, index: int, node: ir.Node, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _run_node(self, index: int, node: ir.Node, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         inputs = [None if value is None else self._opened(str(value.name), values) for value in node.inputs]
         call = Call(node.op_type, node.name or str(node.outputs[0].name), inputs, self._attributes[index])
         try:
-            return OPERATORS[node.op_type](call)
+            if node.op_type in WITH_PARTS:
+                return WITH_PARTS[node.op_type](call)
+            return (OPERATORS[node.op_type](call),)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise call.refuse(str(error)) from error
 
@@ -129,7 +130,8 @@ def _check_operators(nodes: Iterable[ir.Node]) -> None:
 
 
 def _is_known(node: ir.Node) -> bool:
-    return node.domain in ("", "ai.onnx") and node.op_type in OPERATORS and len(node.outputs) == 1
+    known = node.op_type in WITH_PARTS or (node.op_type in OPERATORS and len(node.outputs) == 1)
+    return known and node.domain in ("", "ai.onnx")
 
 
 def _last_uses(nodes: list[ir.Node], keep: Iterable[str]) -> list[list[str]]:

@@ -124,6 +124,13 @@ def _slice(call: Call) -> torch.Tensor:
     return x
 
 
+def _split(call: Call) -> tuple[torch.Tensor, ...]:
+    if call.given(1) is None:
+        raise call.refuse("only parts of given sizes are implemented")
+    parts: tuple[torch.Tensor, ...] = call.need(0).split(call.ints(1), dim=int(call.attribute("axis", 0)))
+    return parts
+
+
 def _constant(call: Call) -> torch.Tensor:
     value: torch.Tensor = call.attribute("value")
     if value is None:
@@ -196,3 +203,6 @@ OPERATORS: dict[str, Kernel] = {
     "Where": _where,
 }
 """Every operator of the default domain that can be replayed; half-precision results are rounded once per node."""
+
+WITH_PARTS: dict[str, Callable[[Call], tuple[torch.Tensor, ...]]] = {"Split": _split}
+"""Those with several outputs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +18,8 @@ from blockexport.models.checkpoints.safetensors_header import read_header
 from blockexport.models.element_types import BY_SAFETENSORS
 from blockexport.runtime.open import open_decoder
 from tests.compare.judged import judge
+from tests.stored_codes import Change, on_its_own, place_of
 
-Change = Callable[[torch.Tensor], torch.Tensor]
 Measured = TypeVar("Measured", bound=Figures)
 
 
@@ -38,12 +37,20 @@ def figures_of(result: CheckResult, kind: type[Measured]) -> Measured:
 
 
 def spoilt(bundle: Path, folder: Path, file: str, changes: dict[str, Change]) -> Path:
-    """A copy of a bundle with tensors of a safetensors file changed in place, type and shape kept."""
+    """A copy of a bundle with tensors of a safetensors file changed in place, type and shape kept.
+
+    A quantised matrix that lies side by side with others is changed by its own name, as if it were by itself.
+    """
     shutil.copytree(bundle, folder)
     path = folder / file
     header = read_header(path)
     data = bytearray(path.read_bytes())
-    for name, change in changes.items():
+    for part, change in changes.items():
+        name = part
+        if part not in header:
+            own, _, what = part.rpartition(".")
+            whole, outputs = place_of(bundle, own, header)
+            name, change = f"{whole}.{what}", on_its_own(bundle, part, change, outputs)
         at = header[name]
         dtype = BY_SAFETENSORS[at.dtype].torch_dtype
         before = torch.frombuffer(data[at.offset : at.offset + at.length], dtype=dtype).view(at.shape)

@@ -32,7 +32,18 @@ _FORM_OPERANDS = {
     "CastLike": 1,
 }
 # Shape inference of onnx 1.23 knows no TensorScatter; the others are for graphs that it gives up.
-_KEEP_TYPE = ("TensorScatter", "Identity", "Reshape", "Transpose", "Expand", "Slice", "Concat", "Attention", "If")
+_KEEP_TYPE = (
+    "TensorScatter",
+    "Identity",
+    "Reshape",
+    "Transpose",
+    "Expand",
+    "Slice",
+    "Split",
+    "Concat",
+    "Attention",
+    "If",
+)
 
 
 @dataclass(frozen=True)

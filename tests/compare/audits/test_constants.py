@@ -22,8 +22,9 @@ from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from tests.any_model import draw
-from tests.compare.static_judge import Change, figures_of, judged, spoilt
+from tests.compare.static_judge import figures_of, judged, spoilt
 from tests.exported import EVERYTHING, export, gainful
+from tests.stored_codes import Change
 from tests.zoo_bench import Bench
 from tests.zoo_edits import attribute, norm_half, rope_backwards, rope_missing, table
 

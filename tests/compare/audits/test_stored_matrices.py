@@ -156,8 +156,8 @@ def _rewired(folder: Path, target: Path, change: Callable[[onnx.GraphProto], Non
 
 def test_a_graph_that_computes_another_model_on_good_weights_fails(int4: Path, tmp_path: Path) -> None:
     def exchange(graph: onnx.GraphProto) -> None:
-        """The up projections of two layers read each other's matrix."""
-        makers = [n for n in graph.node if n.op_type == "Gemm" and ".up_proj." in n.output[0]]
+        """The gate and up projections of two layers read each other's matrix."""
+        makers = [n for n in graph.node if n.op_type == "Gemm" and ".gate_up_proj." in n.output[0]]
         makers[0].input[1], makers[1].input[1] = makers[1].input[1], makers[0].input[1]
 
     bad = _rewired(int4, tmp_path / "bad", exchange)
@@ -167,9 +167,10 @@ def test_a_graph_that_computes_another_model_on_good_weights_fails(int4: Path, t
 
 def test_a_matrix_that_reads_anothers_scales_fails(int4: Path, tmp_path: Path) -> None:
     def exchange(graph: onnx.GraphProto) -> None:
-        casts = [n for n in graph.node if n.op_type == "Cast" and ".up_proj." in n.output[0]]
+        casts = [n for n in graph.node if n.op_type == "Cast" and ".gate_up_proj." in n.output[0]]
         casts[0].input[0], casts[1].input[0] = casts[1].input[0], casts[0].input[0]
 
     results = _judged(_rewired(int4, tmp_path / "bad", exchange), "parameters", "constants").checks
     assert [result.verdict for result in results] == [Verdict.FAIL, Verdict.FAIL]
-    assert MATRIX in results[0].message and "up_proj reads" in results[1].message
+    assert "model.layers.1.mlp.gate_proj.weight has" in results[0].message
+    assert "layer 1 mlp.gate_up_proj reads model.layers.0.mlp.gate_up_proj.weight" in results[1].message

@@ -32,8 +32,9 @@ from blockexport.runtime.eager import EagerDecoder
 from tests.any_model import draw, write
 from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
-from tests.compare.static_judge import Change, figures_of, judged, spoilt
+from tests.compare.static_judge import figures_of, judged, spoilt
 from tests.exported import EVERYTHING, Gainful, export, gainful
+from tests.stored_codes import Change
 
 CHECKPOINT = gainful(EVERYTHING)
 Q1, Q2 = (f"model.layers.{i}.self_attn.q_proj.weight" for i in (1, 2))

@@ -113,17 +113,19 @@ def test_outputs_say_nothing_of_wrong_weights(cages: Cages, tmp_path: Path) -> N
     assert "the two codes in each byte have changed places" in (tmp_path / "parity" / "report.html").read_text()
 
 
-GRAPH = ("k_v_swapped",)
+GRAPH = (("random", "k_v_swapped"), ("stories260K", "k_v_swapped"))  # q, k and v part before QK-norm, or as heads
 GRAPH_FULL = ("gelu", "rope_interleaved", "heads_tiled", "o_proj_bias_dropped", "mask_sees_next", "slot_late")
 
 
-@pytest.mark.parametrize("name", [*GRAPH, *(pytest.param(name, marks=pytest.mark.full) for name in GRAPH_FULL)])
+@pytest.mark.parametrize(
+    ("model", "name"), [*GRAPH, *(pytest.param("random", name, marks=pytest.mark.full) for name in GRAPH_FULL)]
+)
 def test_a_mistake_of_the_graph_is_located_and_named_on_quantised_weights(
-    name: str, tmp_path: Path, record_property: Record
+    model: str, name: str, tmp_path: Path, record_property: Record
 ) -> None:
     """Eager runs the weights that the file has."""
     quantisation = quantisation_of("int4", head="float", embedding="float")
-    cage = build_cage(checkpoint_of("random"), tmp_path / "int4", quantisation=quantisation)
+    cage = build_cage(checkpoint_of(model), tmp_path / "int4", quantisation=quantisation)
     exhibit = next(exhibit for exhibit in EXHIBITS if exhibit.defect == name)
     only = replace(exhibit, layers=(2,), layer=2)
     explanation = judge_exhibit(only, cage, tmp_path, record_property)
