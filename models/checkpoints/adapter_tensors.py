@@ -138,7 +138,8 @@ class _Finder:
 
     def _is_target(self, module: str) -> bool:
         shape = self._shapes[f"{module}.weight"]
-        if not any(self._config.targets(one, is_head=one == _module(OUTPUT_HEAD)) for one in self._tied_with(module)):
+        is_inside = len(shape) == 2 and module not in (_module(EMBEDDING), _module(OUTPUT_HEAD))
+        if not any(self._config.targets(one, is_inside=is_inside) for one in self._tied_with(module)):
             return False
         if len(shape) != 2:
             raise UsageError(

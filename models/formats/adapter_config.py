@@ -118,12 +118,12 @@ class AdapterConfig:
         fronts = (".".join(words[: count + 1]) for count in range(len(words)))
         return any(front.endswith(saved) for front in fronts for saved in self._saved)
 
-    def targets(self, module: str, *, is_head: bool = False) -> bool:
-        """Whether a linear layer or embedding has a low-rank part."""
+    def targets(self, module: str, *, is_inside: bool) -> bool:
+        """Whether a module has a low-rank part; `is_inside`: it is a linear layer, and not the output head."""
         if self._excluded.has(module) or self._is_in_saved(module):
             return False
         if self._all_linear:
-            return not is_head
+            return is_inside
         if not self._targets.has(module):
             return False
         if self._layers is None or module in self._targets.names:

@@ -79,6 +79,13 @@ def test_an_embedding_gets_the_transpose(base: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(checkpoint.read("model.embed_tokens.weight"), wanted.float(), rtol=1e-6, atol=1e-7)
 
 
+def test_all_linear_layers_are_those_of_the_blocks(base: Path, tmp_path: Path) -> None:
+    endings = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    checkpoint = merged(base, tmp_path, low_ranks(WEIGHTS, *endings), target_modules="all-linear")
+    changed = [name for name in WEIGHTS if not torch.equal(checkpoint.read(name), WEIGHTS[name])]
+    assert changed == [name for name in WEIGHTS if name.endswith("proj.weight")] and len(changed) == 21
+
+
 def test_strips_are_the_whole(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = merged(base, tmp_path)
     name = f"{QUERY}.weight"
