@@ -13,9 +13,9 @@ from blockexport.cli import console
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from blockexport.models.config.model_config import ModelConfig
+    from blockexport.models.config.model_config import ModelConfig, NormPlacement
 
-_LEGEND = "B batch, S new tokens. RoPE, softmax, SiLU and additions are not counted."
+_LEGEND = "B batch, S new tokens. RoPE, softmax, activation and additions are not counted."
 _PARTS = {"attention": "attention", "mlp": "MLP"}
 _INDENT = (0, 0, 0, 2)
 
@@ -109,6 +109,8 @@ def options_in_words(config: ModelConfig) -> str:
         stretched += f" in {layers - len(config.layers_without_rope)} of {layers} layers"
     parts = [f"RMSNorm (eps {config.rms_norm_eps:g})", f"RoPE (theta {config.rope_theta:,.0f}){stretched}"]
     parts += ["QK-norm"] if config.qk_norm else []
+    parts += [f"norms {_PLACEMENTS[config.norm_placement]}"] if config.norm_placement != "pre" else []
+    parts += _multipliers(config)
     biased = {"q, k, v": config.qkv_bias, "o": config.o_bias, "MLP": config.mlp_bias}
     names = ", ".join(name for name, there in biased.items() if there)
     parts.append(f"biases on {names}" if names else "no biases")
@@ -117,6 +119,23 @@ def options_in_words(config: ModelConfig) -> str:
         parts.append(f"a window of {config.sliding_window:,} tokens in {windowed} of {config.num_hidden_layers} layers")
     parts.append("head tied to the embedding" if config.tie_word_embeddings else "head of its own")
     return " · ".join(parts)
+
+
+_PLACEMENTS: dict[NormPlacement, str] = {"post": "after the sublayers", "both": "before and after the sublayers"}
+
+
+def _multipliers(config: ModelConfig) -> list[str]:
+    """The constants that a model multiplies by, and its caps."""
+    factors = {
+        "gains of 1 + w": config.norm_gain_offset or None,
+        "scores times {:g}": config.query_scale,
+        "embedding times {:.6g}": None if config.embedding_multiplier == 1 else config.embedding_multiplier,
+        "residuals times {:g}": None if config.residual_multiplier == 1 else config.residual_multiplier,
+        "logits times {:g}": None if config.logits_multiplier == 1 else config.logits_multiplier,
+        "scores capped at {:g}": config.attn_logit_softcapping,
+        "logits capped at {:g}": config.final_logit_softcapping,
+    }
+    return [words.format(value) for words, value in factors.items() if value is not None]
 
 
 def _block(config: ModelConfig, description: dict[str, Any]) -> Table:

@@ -51,7 +51,8 @@ class Gainful(RandomCheckpoint):
 
     def read(self, name: str) -> torch.Tensor:
         values = super().read(name)
-        return (values - 1) * 3 + 1 if name.endswith("norm.weight") else values
+        middle = 0.0 if self.config.norm_gain_offset else 1.0
+        return (values - middle) * 3 + middle if name.endswith("norm.weight") else values
 
 
 def gainful(config: ModelConfig, seed: int = 5) -> Gainful:

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.formats.config_hf_write import config_to_hf
 
 Weights = dict[str, torch.Tensor]
@@ -39,11 +40,11 @@ def small_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
         rms_norm_eps=1e-5,
         rope_theta=10_000.0,
         qkv_bias=model_type == "qwen2",
-        qk_norm=model_type == "qwen3",
+        qk_norm=model_type in ("qwen3", "olmo2"),
         bos_token_id=1,
         eos_token_ids=(2,),
     )
-    return replace(config, **changes)
+    return FAMILIES[model_type].completed(replace(config, **changes))
 
 
 def small_weights(config: ModelConfig, seed: int = 0, std: float = 0.2) -> Weights:
@@ -52,7 +53,7 @@ def small_weights(config: ModelConfig, seed: int = 0, std: float = 0.2) -> Weigh
     weights: Weights = {}
     for name, shape in expected_tensors(config).items():
         if name.endswith("norm.weight"):
-            values = torch.rand(shape, generator=generator) * 1.5 + 0.25
+            values = torch.rand(shape, generator=generator) * 1.5 + 0.25 - float(config.norm_gain_offset)
         else:
             values = torch.randn(shape, generator=generator) * std
         weights[name] = values.to(getattr(torch, config.dtype))
@@ -103,26 +104,33 @@ _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
-    "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 
 
-def gguf_name(name: str) -> str:
+_GGUF_NORMS = {
+    "attention_in": "attn_norm",
+    "attention_out": "post_attention_norm",
+    "mlp_in": "ffn_norm",
+    "mlp_out": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, config: ModelConfig) -> str:
     """llama.cpp's name of a Hugging Face tensor."""
+    norms = {norm: _GGUF_NORMS[place] for place, norm in config.layer_norms.items()}
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
+        return f"blk.{layer}.{({**norms, **_GGUF_NAMES})[part]}.{kind}"
     return f"{_GGUF_NAMES[stem]}.{kind}"
 
 
@@ -156,6 +164,21 @@ def gguf_writer(path: Path, config: ModelConfig) -> gguf.GGUFWriter:
     return writer
 
 
+def add_options(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    """The keys of options that few families have."""
+    if config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+    if config.attn_logit_softcapping is not None:
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if config.final_logit_softcapping is not None:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.score_scale)
+        writer.add_logit_scale(1.0 / config.logits_multiplier)
+
+
 def add_weights(
     writer: gguf.GGUFWriter,
     config: ModelConfig,
@@ -169,10 +192,14 @@ def add_weights(
     for name, tensor in weights.items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads is not None and writer.arch in ("llama", "smollm3"):
+        if heads is not None and writer.arch in ("llama", "granite", "smollm3"):
             values = neighbour_pairs(values, heads)
+        if config.norm_gain_offset and name.endswith("norm.weight"):
+            values = values + np.float32(1)
         kind = (kinds or {}).get(name, gguf.GGMLQuantizationType.F32)
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        writer.add_tensor(
+            gguf_name(name, config), gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind
+        )
 
 
 def close_gguf(writer: gguf.GGUFWriter) -> None:

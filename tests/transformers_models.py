@@ -32,6 +32,14 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 5000.0,
 }
+_GEMMA2 = {
+    **_SIZES,
+    "attn_implementation": "eager",  # the only one that caps scores
+    "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": None,
+}
 WINDOW = 23  # of the families that have one
 _MIXED = ["sliding_attention", "full_attention"]
 
@@ -47,6 +55,18 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         **_SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED
     ),
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES),
+    "gemma": lambda: transformers.GemmaConfig(**_SIZES, pad_token_id=None),
+    "gemma2": lambda: transformers.Gemma2Config(**_GEMMA2, sliding_window=WINDOW),
+    "granite": lambda: transformers.GraniteConfig(
+        **_SIZES,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0625,
+        logits_scaling=0.5,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**_SIZES, pad_token_id=None),
     "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=None),
     "smollm3-mixed": lambda: transformers.SmolLM3Config(
         **_SIZES,
@@ -74,9 +94,11 @@ def make_model(family: str, *, tied: bool = False, seed: int = 0, windowed: bool
     config.tie_word_embeddings = tied
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
+    # A norm that multiplies by 1 + weight starts with zeros.
+    lowest = 0.25 - float(not model.model.norm.weight.any())
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
-            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 1.5 + 0.25)
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 1.5 + lowest)
         else:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from tests.zoo_edits import (
     Spoil,
+    act_missing,
     attribute,
     bias_dropped,
     cache_lost,
@@ -14,6 +15,7 @@ from tests.zoo_edits import (
     decode_position,
     dropout,
     final_norm_dropped,
+    gain_offset_dropped,
     gain_plus_one,
     gelu,
     head_tied,
@@ -22,20 +24,26 @@ from tests.zoo_edits import (
     mask_hides_self,
     mask_sees_next,
     merge_viewed,
+    norm_dropped,
     norm_half,
+    norms_before,
+    passed_over,
     pasts_exchanged,
     qk_norm_after_rope,
+    qk_norm_by_head,
     qk_norm_dropped,
     relayer,
     remask,
     residual_dropped,
+    residual_multiplier_dropped,
     rope_backwards,
     rope_everywhere,
     rope_missing,
     rope_on_v,
     scale_missing,
     scale_twice,
-    silu_missing,
+    scale_usual,
+    silu,
     slot_zero,
     slots,
     softmax_half,
@@ -73,6 +81,7 @@ class Exhibit:
 
 
 STALE = 14
+OUT_NORM, MLP_NORM = ("attention_out_norm",), ("mlp_out_norm",)
 
 EXHIBITS: list[Exhibit] = [
     Exhibit("rope_interleaved", attribute("RotaryEmbedding", "interleaved", 1), ("q_rope",)),
@@ -109,6 +118,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("heads_tiled", heads_tiled, ("attention",)),
     Exhibit("qk_norm_dropped", qk_norm_dropped, ("q_heads",)),
     Exhibit("qk_norm_after_rope", qk_norm_after_rope, ("q_heads",)),
+    Exhibit("qk_norm_by_head", qk_norm_by_head, ("q_heads",), model="norms after"),
     Exhibit("q_proj_bias_dropped", bias_dropped("self_attn.q_proj"), ("q_proj",)),
     Exhibit("k_proj_bias_dropped", bias_dropped("self_attn.k_proj"), ("k_proj",)),
     Exhibit("v_proj_bias_dropped", bias_dropped("self_attn.v_proj"), ("v_proj",)),
@@ -120,10 +130,25 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("norm_half", norm_half, ("input_layernorm",), backend="replay"),
     Exhibit("gain_plus_one", gain_plus_one, ("input_layernorm",)),
     Exhibit("final_norm_dropped", final_norm_dropped, ("final_norm",), layer=None),
+    Exhibit("attention_out_norm_dropped", norm_dropped("post_attention_layernorm"), OUT_NORM, model="norms after"),
+    Exhibit("mlp_out_norm_dropped", norm_dropped("post_feedforward_layernorm"), MLP_NORM, model="norms after"),
+    Exhibit("attention_out_norm_dropped", norm_dropped("post_attention_layernorm"), OUT_NORM, model="scaled"),
+    Exhibit("mlp_out_norm_dropped", norm_dropped("post_feedforward_layernorm"), MLP_NORM, model="scaled"),
+    Exhibit("gain_offset_dropped", gain_offset_dropped, ("input_layernorm",), model="scaled"),
+    Exhibit("embedding_multiplier_dropped", passed_over("mul"), ("embedding",), layer=None, model="scaled"),
+    Exhibit("residual_multiplier_dropped", residual_multiplier_dropped, ("attention_residual",), model="scaled"),
+    Exhibit("logits_multiplier_dropped", passed_over("mul_1"), ("head",), layer=None, model="scaled"),
+    Exhibit("final_logit_softcapping_dropped", passed_over("mul_2", "tanh", "div"), ("head",), None, model="scaled"),
+    Exhibit("attention_softcap_dropped", attribute("Attention", "softcap", 0.0), ("attention",), model="scaled"),
+    Exhibit("scale_usual", scale_usual, ("query",), model="scaled"),
+    Exhibit("silu", silu, ("activation",), model="scaled"),
+    Exhibit("gelu", gelu("none"), ("activation",), model="scaled"),
+    Exhibit("gelu_missing", act_missing, ("activation",), model="scaled"),
+    Exhibit("norms_before", norms_before, ("q_proj",), model="norms after"),
     Exhibit("eps_1e-06", attribute("RMSNormalization", "epsilon", 1e-6, everywhere=True), ("input_layernorm",)),
     Exhibit("gelu", gelu("none"), ("activation",)),
     Exhibit("gelu_tanh", gelu("tanh"), ("activation",)),
-    Exhibit("silu_missing", silu_missing, ("activation",)),
+    Exhibit("silu_missing", act_missing, ("activation",)),
     Exhibit("gate_up_swapped", swap_projections("mlp.gate_proj", "mlp.up_proj"), ("gate_proj",)),
     Exhibit("attention_residual_dropped", residual_dropped("add", "self_attn.o_proj.linear"), ("attention_residual",)),
     Exhibit("mlp_residual_dropped", residual_dropped("add_1", "mlp.down_proj.linear"), ("mlp_residual",)),
@@ -135,7 +160,8 @@ EXHIBITS: list[Exhibit] = [
 
 
 def models(config: ModelConfig) -> dict[str, ModelConfig]:
-    """The zoo's models: one with everything, one with a layer that lacks RoPE, and one for each kind of its scaling."""
+    """The zoo's models: one with everything, one with a layer that lacks RoPE, one with norms after the sublayers, one
+    with all multipliers and caps (and norms before and after), and one for each kind of RoPE's scaling."""
     factors = tuple(1.0 + 0.7 * i for i in range(config.head_dim // 2))
     scalings = {
         "linear": RopeScaling("linear", factor=4.0),
@@ -148,5 +174,18 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
     return {
         "everything": config,
         "layer 1 without RoPE": unturned,
+        "norms after": replace(config, norm_placement="post", qk_norm_over="projection"),
+        "scaled": replace(
+            config,
+            norm_placement="both",
+            norm_gain_offset=True,
+            hidden_act="gelu_pytorch_tanh",
+            query_scale=0.5,
+            attn_logit_softcapping=2.0,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.6,
+            logits_multiplier=1.5,
+            final_logit_softcapping=4.0,
+        ),
         **{name: replace(config, rope_scaling=s) for name, s in scalings.items()},
     }

@@ -264,6 +264,41 @@ def qk_norm_dropped(bench: Bench) -> None:
             bench.change(node, "Identity", [node.inputs[0]])
 
 
+def qk_norm_by_head(bench: Bench) -> None:
+    for suffix in ("q_norm", "k_norm"):
+        for node in bench.named(f"self_attn.{suffix}.rms_norm"):
+            x, gain = node.inputs
+            ones = bench.narrowed(bench.constant([1.0] * bench.config.head_dim, "float32"))
+            heads = bench.add("Reshape", x, bench.constant([0, -1, bench.config.head_dim]))
+            epsilon = node.attributes["epsilon"].as_float()
+            normed = bench.add("RMSNormalization", heads, ones, axis=-1, epsilon=epsilon, stash_type=1)
+            bench.change(node, "Mul", [bench.add("Reshape", normed, bench.constant([0, -1])), gain])
+
+
+def norm_dropped(norm: str) -> Spoil:
+    def spoil(bench: Bench) -> None:
+        for node in bench.named(f"{norm}.rms_norm"):
+            bench.change(node, "Identity", [node.inputs[0]])
+
+    return spoil
+
+
+def norms_before(bench: Bench) -> None:
+    """The gains of the norms after the sublayers, in norms before them."""
+    for norm, reads in (
+        ("post_attention_layernorm", [f"self_attn.{x}_proj.linear" for x in "qkv"]),
+        ("post_feedforward_layernorm", ["mlp.gate_proj.linear", "mlp.up_proj.linear"]),
+    ):
+        for layer in bench.layers:
+            node = bench.node(f"model.layers.{layer}.{norm}.rms_norm")
+            readers = [bench.node(f"model.layers.{layer}.{name}") for name in reads]
+            attributes = {name: node.attributes[name].value for name in ("axis", "epsilon", "stash_type")}
+            moved = bench.add("RMSNormalization", readers[0].inputs[0], node.inputs[1], **attributes)
+            for reader in readers:
+                reader.replace_input_with(0, moved)
+            bench.change(node, "Identity", [node.inputs[0]])
+
+
 def qk_norm_after_rope(bench: Bench) -> None:
     for suffix, turned in (("q_norm", "rotary_embedding"), ("k_norm", "rotary_embedding_1")):
         for norm in bench.named(f"self_attn.{suffix}.rms_norm"):
@@ -310,17 +345,54 @@ def final_norm_dropped(bench: Bench) -> None:
     bench.graph.remove(node, safe=True)
 
 
+def _activation(bench: Bench) -> str:
+    return "mlp.silu" if bench.config.hidden_act == "silu" else "mlp.gelu"
+
+
 def gelu(approximate: str) -> Spoil:
     def spoil(bench: Bench) -> None:
-        for node in bench.named("mlp.silu"):
+        for node in bench.named(_activation(bench)):
             bench.change(node, "Gelu", [node.inputs[0]], approximate=approximate)
 
     return spoil
 
 
-def silu_missing(bench: Bench) -> None:
-    for node in bench.named("mlp.silu"):
+def silu(bench: Bench) -> None:
+    for node in bench.named(_activation(bench)):
+        bench.change(node, "Mul", [node.inputs[0], bench.add("Sigmoid", node.inputs[0])])
+
+
+def act_missing(bench: Bench) -> None:
+    for node in bench.named(_activation(bench)):
         bench.change(node, "Identity", [node.inputs[0]])
+
+
+def gain_offset_dropped(bench: Bench) -> None:
+    for node in list(bench.nodes("RMSNormalization", everywhere=True)):
+        node.replace_input_with(1, node.inputs[1].producer().inputs[0])  # type: ignore[union-attr]
+
+
+def passed_over(*names: str) -> Spoil:
+    """Nodes of one input and constants, outside the layers, that are left out."""
+
+    def spoil(bench: Bench) -> None:
+        for name in names:
+            node = bench.node(name)
+            bench.change(node, "Identity", [node.inputs[0]])
+
+    return spoil
+
+
+def residual_multiplier_dropped(bench: Bench) -> None:
+    for name in ("mul", "mul_1"):
+        for node in bench.named(name):
+            bench.change(node, "Identity", [node.inputs[0]])
+
+
+def scale_usual(bench: Bench) -> None:
+    for node in bench.named("self_attn.mul"):
+        usual = bench.constant(bench.config.head_dim**-0.5, "float32")
+        bench.change(node, "Mul", [node.inputs[0], bench.narrowed(usual)])
 
 
 def residual_dropped(suffix: str, branch: str) -> Spoil:

@@ -7,6 +7,7 @@ of its own: it is neither right nor wrong.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -120,21 +121,27 @@ def _scales(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> 
             audit.unseen.append(f"layer {layer} has no Attention to read a scale off")
             continue
         factors = [_factor(_input(node, 0)), _factor(_input(node, 1))]
-        own = _number(node, "scale", config.head_dim**-0.5)
+        own = _number(node, "scale", config.head_dim**-0.5)  # the operator's default
         hidden = [f for f in factors if isinstance(f, str)]
         if hidden:
             audit.unseen.append(f"layer {layer}: the scale of attention passes through {hidden[0]}")
         else:
             found[own * float(factors[0]) * float(factors[1])].append(f"layer {layer}")
-        if _number(node, "softcap", 0.0):
-            audit.problems.append(f"layer {layer} attention softcap is {_number(node, 'softcap', 0.0):g}, wanted none")
-    wanted, room = config.head_dim**-0.5, 2 * float(np.finfo(np.float32).eps)  # factors are kept in float32
+        cap, wanted_cap = _number(node, "softcap", 0.0), config.attn_logit_softcapping or 0.0
+        if not math.isclose(cap, wanted_cap, rel_tol=1e-6):
+            audit.problems.append(f"layer {layer} attention softcap is {_cap(cap)}, wanted {_cap(wanted_cap)}")
+    wanted, room = config.score_scale, 2 * float(np.finfo(np.float32).eps)  # factors are kept in float32
+    asked = "1/sqrt(head_dim)" if config.query_scale is None else "the config's"
     audit.counts["attention scales"] = sum(map(len, found.values()))
     for scale, where in found.items():
         if not abs(scale - wanted) <= room * wanted:
             said = _places(where, config.num_hidden_layers, "layers")
             there, right = told_apart(scale, wanted)
-            audit.problems.append(f"{said} attention scale is {there}, 1/sqrt(head_dim) is {right}")
+            audit.problems.append(f"{said} attention scale is {there}, {asked} is {right}")
+
+
+def _cap(cap: float) -> str:
+    return f"{cap:g}" if cap else "none"
 
 
 def _attention(nodes: list[ir.Node], layer: int) -> ir.Node | None:

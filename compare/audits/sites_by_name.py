@@ -4,6 +4,7 @@ dataflow.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from blockexport.compare.audits.dataflow import Dataflow
 from blockexport.compare.audits.sites_by_flow import SiteMap, find_sites
 from blockexport.models import io_names
+from blockexport.models.config.model_config import LAYER_NORMS, NormPlace, NormPlacement
 
 
 def _norm(place: str) -> tuple[str, ...]:
@@ -20,7 +22,6 @@ def _norm(place: str) -> tuple[str, ...]:
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "input_layernorm": _norm("input_layernorm"),
     "q_proj": ("self_attn.q_proj.linear",),
     "k_proj": ("self_attn.k_proj.linear",),
     "v_proj": ("self_attn.v_proj.linear",),
@@ -28,17 +29,25 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "k_heads": ("self_attn.k_proj.heads", "self_attn.transpose_1"),
     "q_rope": ("self_attn.rotary_embedding.narrowed", "self_attn.rotary_embedding"),
     "k_rope": ("self_attn.rotary_embedding.narrowed_1", "self_attn.rotary_embedding_1"),
-    "attention": ("self_attn.scaled_dot_product_attention",),
+    "attention": ("self_attn.scaled_dot_product_attention", "self_attn.capped_attention"),
     "merged": ("self_attn.reshape", "self_attn.view_3"),
     "o_proj": ("self_attn.o_proj.linear",),
     "attention_residual": ("add",),
-    "post_attention_layernorm": _norm("post_attention_layernorm"),
     "gate_proj": ("mlp.gate_proj.linear",),
     "up_proj": ("mlp.up_proj.linear",),
     "activation": ("mlp.mul",),
     "down_proj": ("mlp.down_proj.linear",),
     "mlp_residual": ("add_1",),
 }
+
+
+NORMS_AT: dict[str, NormPlace] = {
+    "input_layernorm": "attention_in",
+    "attention_out_norm": "attention_out",
+    "post_attention_layernorm": "mlp_in",
+    "mlp_out_norm": "mlp_out",
+}
+"""Sites that are the output of a norm around a sublayer, and where that stands."""
 
 
 def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
@@ -67,7 +76,15 @@ def map_sites(graph: ir.Graph, num_hidden_layers: int) -> SiteMap:
 def _sites_of_layer(flow: Dataflow, layer: int) -> dict[str, str]:
     """By name, but for what enters the cache and the attention: that is known for certain by what it is for."""
     prefix = f"model.layers.{layer}."
-    there = {site: [prefix + name for name in names if prefix + name in flow.maker] for site, names in _NAMES.items()}
+
+    def first_there(names: Iterable[str]) -> list[str]:
+        return [prefix + name for name in names if prefix + name in flow.maker]
+
+    placement: NormPlacement = "post" if first_there(_norm(LAYER_NORMS["post"]["mlp_out"])) else "pre"
+    placement = "both" if first_there(_norm(LAYER_NORMS["both"]["mlp_in"])) else placement
+    norms = {site: LAYER_NORMS[placement].get(place) for site, place in NORMS_AT.items()}
+    names = {**_NAMES, **{site: _norm(name) for site, name in norms.items() if name}}
+    there = {site: first_there(spelled) for site, spelled in names.items()}
     named = {site: values[0] for site, values in there.items() if values}
     found, written = dict[str, str](), dict[str, str]()
     for kind, site, update in (("key", "cache_key", "k_rope"), ("value", "cache_value", "v_heads")):
@@ -103,9 +120,11 @@ def _side_by_side(flow: Dataflow, graph: ir.Graph, layer: int, sites: dict[str, 
 
 def _entering(flow: Dataflow, sites: dict[str, str]) -> str | None:
     """The stream that enters a layer: what is added to attention's output, or what its first norm reads."""
-    residual, branch = flow.maker.get(sites.get("attention_residual", "")), sites.get("o_proj")
-    if residual is not None and residual.op_type == "Add" and branch in residual.input:
-        return str(residual.input[1 - list(residual.input).index(branch)])
+    residual, branch = flow.maker.get(sites.get("attention_residual", "")), sites.get("o_proj", "")
+    if residual is not None and residual.op_type == "Add":
+        others = [value for value in residual.input if branch not in flow.upstream(value)]
+        if len(others) == 1:
+            return str(others[0])
     return _first_input(flow, sites.get("input_layernorm"))
 
 

@@ -17,9 +17,11 @@ from blockexport.compare.core.nudge import Nudge
 from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.block.rope import rope_table, rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
 
@@ -123,9 +125,10 @@ class CachedPath:
         late = 0 if any(case.nudge is not None for case in cases) else min(starts, default=0)
         shared = [call for call in self.calls if call.start < late]
         begin = shared[-1].stop if shared else 0
-        embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
-        head_TD, entering_TD = embedded[:begin], embedded[begin:]
-        tails = [entering_TD for _ in cases]
+        head_TD = self._entering(self.config)[:begin]
+        configs = [self._ends(case) for case in cases]
+        entering = {config: self._entering(config)[begin:] for config in configs}
+        tails = [entering[config] for config in configs]
         for layer in counted(range(self.config.num_hidden_layers), label, progress):
             block = make_block(self.checkpoint, layer, self.dtype)
             head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
@@ -140,12 +143,12 @@ class CachedPath:
         begins, and each layer's weights are read again for each call.
         """
         layers = self.config.num_hidden_layers
-        embedded = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        entering_TD = self._entering(self._ends(case))
         empty, streams = self._empty(), list[torch.Tensor]()
         left = dict.fromkeys(range(layers), empty)
         for call in counted(self.calls, "explain: trying exchanged caches, call", progress):
             reads = case.defect.reads if call.start >= case.first_position else {}
-            x_SD, made = embedded[call.start : call.stop], dict[int, Past]()
+            x_SD, made = entering_TD[call.start : call.stop], dict[int, Past]()
             for layer in range(layers):
                 block = make_block(self.checkpoint, layer, self.dtype)
                 sources = [reads.get((layer, kind), (layer, kind)) for kind in CACHE_KINDS]
@@ -171,7 +174,7 @@ class CachedPath:
     @torch.no_grad()
     def caches(self, nudge: Nudge | None = None) -> Iterator[Past]:
         """Each layer's cache after all calls, with nothing wrong; one layer's is held at a time."""
-        x_TD = self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype)
+        x_TD = self._entering(self.config)
         for layer in range(self.config.num_hidden_layers):
             block = make_block(self.checkpoint, layer, self.dtype)
             entering_TD = x_TD if nudge is None else nudge(x_TD)
@@ -184,6 +187,14 @@ class CachedPath:
         """Outputs [len(positions), V] with nothing wrong."""
         label = f"explain: eager in {str(self.dtype).removeprefix('torch.')}, layer"
         return self.run([Case(nudge=nudge)], positions, progress, label=label)[0]
+
+    def _ends(self, case: Case) -> ModelConfig:
+        """The config by which embedding and logits are scaled; what is confined to some layers leaves that as it is."""
+        return self.config if case.layers is not None else case.defect.ends(self.config)
+
+    def _entering(self, config: ModelConfig) -> torch.Tensor:
+        """The stream [T, D] that enters the first layer."""
+        return embedded(self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype), config)
 
     def _empty(self) -> Past:
         shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)
@@ -243,4 +254,4 @@ class CachedPath:
             of_head = [i for i, head in enumerate(heads) if head == name]
             made = project(self.checkpoint.read(name), [normed[i] for i in of_head])
             logits.update(zip(of_head, made, strict=True))
-        return [logits[i] for i in range(len(heads))]
+        return [finished(logits[i], self._ends(case)) for i, case in enumerate(cases)]

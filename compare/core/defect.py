@@ -80,6 +80,11 @@ def no_edit(block: Block) -> None:
     """Leave a block's weights as they are."""
 
 
+def own_config(config: ModelConfig) -> ModelConfig:
+    """Embedding and logits are scaled as the model says."""
+    return config
+
+
 def own_layer(layer: int) -> int:
     """Each layer computes with its own weights."""
     return layer
@@ -98,6 +103,7 @@ class Defect:
         weights_of: whose weights a layer computes with.
         norm: what stands in the place of the norm before the head, made from it.
         output: the tensor that the head reads.
+        ends: the config by which embedding and logits are scaled.
         reads: the caches that layers do not take from themselves. A model with such a defect runs call by call
             (`CachedPath.run_by_call`).
         coarse: rounds on the way, so that noise takes a value over an edge now and then and moves the logits by far
@@ -111,6 +117,7 @@ class Defect:
     weights_of: Callable[[int], int] = own_layer
     norm: Callable[[Norm], nn.Module] = own_norm
     output: Callable[[ModelConfig], str] = output_tensor
+    ends: Callable[[ModelConfig], ModelConfig] = own_config
     reads: CacheReads = field(default_factory=dict)
     coarse: bool = False
 

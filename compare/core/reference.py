@@ -16,6 +16,7 @@ from blockexport.compare.core.defect import LayerBlock, output_tensor
 from blockexport.compare.core.nudge import Nudges
 from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project, widened
 from blockexport.models.block.cache import visible_slots
+from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -29,7 +30,6 @@ TOKEN_BLOCK = 1024  # tokens in the MLP's wide middle at a time
 
 _ENTERED = {
     "self_attn.o_proj": "the attention output",
-    "post_attention_layernorm": "the residual stream after attention",
     "mlp.down_proj": "the product inside the MLP",
 }
 
@@ -89,8 +89,8 @@ class Reference:
         """
         layers = self.config.num_hidden_layers
         label = f"reference in {str(self.dtype).removeprefix('torch.')}: layer"
-        embedded = self._embed(sequences)
-        streams = [embedded for _ in nudges]
+        entering = self._embed(sequences)
+        streams = [entering for _ in nudges]
         cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
         for i in range(layers):
             progress(label, i, layers + 1)
@@ -123,7 +123,7 @@ class Reference:
             block = self._block(i)
             for run, nudge in enumerate(nudges):
                 x_TD = streams[run] if nudge is None else nudge(streams[run])
-                _, *kept = block.self_attn.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
+                _, *kept = block.self_attn.project(block.normed("attention_in", x_TD), positions_1S, cos, sin)
                 found[run] += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
                 streams[run] = self._layer(block, x_TD, cos, sin)
         return found
@@ -137,9 +137,10 @@ class Reference:
         cos, sin = rope_table(self.config, len(ids_S))
         for i in range(self.config.num_hidden_layers):
             block, found = self._block(i), list[tuple[str, torch.Tensor]]()
+            entered = {**_ENTERED, block.norms.get("mlp_in", ""): "the residual stream after attention"}
             for name, module in block.named_modules():
-                if name in _ENTERED:
-                    module.register_forward_pre_hook(_note(found, _ENTERED[name]))
+                if name and name in entered:
+                    module.register_forward_pre_hook(_note(found, entered[name]))
                 if not list(module.children()):
                     module.register_forward_hook(_note(found, name))
             with torch.inference_mode():
@@ -157,7 +158,7 @@ class Reference:
 
     def _embed(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         table_VD = self.checkpoint.read(EMBEDDING)
-        return [self._convert(table_VD[ids]) for ids in sequences]
+        return [embedded(self._convert(table_VD[ids]), self.config) for ids in sequences]
 
     def _block(self, layer: int) -> LayerBlock:
         return make_block(self.checkpoint, layer, self.dtype, rounded_to=self.round_weights_to)
@@ -169,7 +170,7 @@ class Reference:
         length, window = x_TD.shape[0], block.window
         positions_1S = torch.arange(length)[None]
         attention = block.self_attn
-        q, k, v = attention.project(block.input_layernorm(x_TD), positions_1S, cos, sin)
+        q, k, v = attention.project(block.normed("attention_in", x_TD), positions_1S, cos, sin)
         mixed = []
         for start in range(0, length, QUERY_BLOCK):
             stop = min(start + QUERY_BLOCK, length)
@@ -180,7 +181,8 @@ class Reference:
         return torch.cat([block.finish(*part) for part in zip(*parts, strict=True)])
 
     def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return project(self.checkpoint.read(output_tensor(self.config)), normed, self.round_weights_to)
+        products = project(self.checkpoint.read(output_tensor(self.config)), normed, self.round_weights_to)
+        return [finished(one, self.config) for one in products]
 
 
 def _note(found: list[tuple[str, torch.Tensor]], name: str) -> Callable[..., None]:

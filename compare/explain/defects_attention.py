@@ -11,6 +11,7 @@ from torch import nn
 from blockexport.compare.core.defect import Defect, block_with
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
+from blockexport.models.block.multipliers import capped
 from blockexport.models.block.norm import Norm
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.wording import told_apart
@@ -29,8 +30,7 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
             "attention's heads are joined by a view without the transpose",
             block_with(attention=_MergeViewed),
         ),
-        Defect("scale_missing", "attention scores lack their 1/sqrt(H)", block_with(attention=_scaled(0))),
-        Defect("scale_twice", "attention scores are divided by sqrt(H) twice", block_with(attention=_scaled(2))),
+        *_scale_defects(config),
         Defect("softmax_half", "softmax is taken in half precision", block_with(attention=_HalfSoftmax), coarse=True),
         Defect("k_v_swapped", "the weights of k_proj and v_proj are swapped", edit=_swap_k_v),
     ]
@@ -38,24 +38,53 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
         cause = "K/V heads are tiled (0, 1, 0, 1) instead of repeated (0, 0, 1, 1) for the query heads"
         found.append(Defect("heads_tiled", cause, block_with(attention=_Tiled)))
     if config.qk_norm:
+        late, by_head = "QK-norm comes after RoPE instead of before it", "QK-norm takes each head by itself"
         found += [
             Defect("qk_norm_dropped", "QK-norm is dropped", edit=_drop_qk_norm),
-            Defect(
-                "qk_norm_after_rope", "QK-norm comes after RoPE instead of before it", block_with(attention=_LateNorm)
-            ),
+            Defect("qk_norm_after_rope", late, block_with(attention=_LateNorm))
+            if config.qk_norm_over == "head"
+            else Defect("qk_norm_by_head", f"{by_head} instead of the whole projection", block_with(attention=_ByHead)),
         ]
     return found + _bias_defects(config)
+
+
+def _scale_defects(config: ModelConfig) -> list[Defect]:
+    """Scores without their factor, with its square, or with that of other models, and without their cap."""
+    own, found = config.score_scale, list[Defect]()
+    if config.query_scale is None:
+        found += [
+            Defect("scale_missing", "attention scores lack their 1/sqrt(H)", edit=_scaled(0)),
+            Defect("scale_twice", "attention scores are divided by sqrt(H) twice", edit=_scaled(2)),
+        ]
+    elif own != 1.0:
+        found += [
+            Defect("scale_missing", f"attention scores lack their factor {own:g}", edit=_scaled(0)),
+            Defect("scale_twice", f"attention scores are multiplied by {own:g} twice", edit=_scaled(2)),
+        ]
+    usual = config.head_dim**-0.5
+    if not math.isclose(own, usual):
+        cause = f"attention scores are divided by sqrt(H), and should be multiplied by {own:g}"
+        found.append(Defect("scale_usual", cause, edit=_scaled(0, usual)))
+    if config.attn_logit_softcapping is not None:
+        cause = f"attention scores are not capped at {config.attn_logit_softcapping:g}"
+        found.append(Defect("attention_softcap_dropped", cause, edit=_drop_softcap))
+    return found
+
+
+def _drop_softcap(block: Block) -> None:
+    block.self_attn.softcap = None
 
 
 def scaled_by(times: float) -> Defect:
     """Scores that are some factor too large, as it was measured."""
     said = f"attention scores are {told_apart(times, 1.0)[0]} times too large"
-    return Defect("scale_times", said, block_with(attention=_scaled(1, times)))
+    return Defect("scale_times", said, edit=_scaled(1, times))
 
 
 def is_scale(config: ModelConfig, times: float) -> bool:
-    """Whether a factor is that of `scale_missing` or `scale_twice`, as near as half precision tells."""
-    return any(math.isclose(times, config.head_dim**power, rel_tol=0.01) for power in (0.5, -0.5))
+    """Whether a factor is that of a defect of the scale which is tried anyway, as near as half precision tells."""
+    own = config.score_scale
+    return any(math.isclose(times, other / own, rel_tol=0.01) for other in (1.0, own**2, config.head_dim**-0.5))
 
 
 def _bias_defects(config: ModelConfig) -> list[Defect]:
@@ -95,20 +124,31 @@ def _swap_k_v(block: Block) -> None:
     attention.k_proj, attention.v_proj = attention.v_proj, attention.k_proj
 
 
-def _scaled(power: int, times: float = 1.0) -> type[Attention]:
-    class WrongScale(Attention):
-        @property
-        def query_scale(self) -> float:
-            return float(times * self.head_dim ** (-0.5 * power))
+def _scaled(power: int, times: float = 1.0) -> Callable[[Block], None]:
+    def edit(block: Block) -> None:
+        block.self_attn.query_scale = times * block.self_attn.query_scale**power
 
-    return WrongScale
+    return edit
 
 
 class _Viewed(Attention):
     def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
         batch, length = position_ids_BS.shape
+        if norm is not None and self.norm_over == "projection":
+            x_TE, norm = norm(x_TE), None
         x_BNSH = x_TE.view(batch, heads, length, self.head_dim)
         return x_BNSH if norm is None else norm(x_BNSH)
+
+
+class _ByHead(Attention):
+    def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        if norm is None:
+            return super().split(x_TE, heads, norm, position_ids_BS)
+        x_TNH = x_TE.view(-1, heads, self.head_dim)
+        root_TN1 = (x_TNH.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        assert norm.weight is not None
+        gained_TE = (x_TNH / root_TN1).reshape(x_TE.shape) * norm.weight
+        return super().split(gained_TE, heads, None, position_ids_BS)
 
 
 class _LateNorm(Attention):
@@ -149,6 +189,6 @@ class _HalfSoftmax(Attention):
     ) -> torch.Tensor:
         repeats = self.heads // self.key_value_heads
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (k_BKMH, v_BKMH))
-        scores = (q_BNSH @ key.transpose(-1, -2)).half().masked_fill(~mask_B1SM, -torch.inf)
+        scores = capped(q_BNSH @ key.transpose(-1, -2), self.softcap).half().masked_fill(~mask_B1SM, -torch.inf)
         mixed_BNSH = scores.softmax(-1).nan_to_num(0).to(value.dtype) @ value
         return mixed_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim)

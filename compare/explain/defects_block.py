@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from blockexport.compare.core.defect import Defect, LayerBlock, block_with
+from blockexport.compare.audits.sites_by_name import NORMS_AT
+from blockexport.compare.core.defect import Defect, LayerBlock
 from blockexport.models.block.block import Block
-from blockexport.models.block.mlp import SwiGLU
+from blockexport.models.block.mlp import ACTIVATIONS
 from blockexport.models.block.norm import Norm
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
-from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.config.model_config import HiddenAct, ModelConfig, NormPlace
 from blockexport.models.wording import listed
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
@@ -29,7 +31,10 @@ def norm_defects(config: ModelConfig) -> list[Defect]:
         _in_every_norm("norm_half", "norm statistics are taken in half precision", HalfNorm, coarse=True),
         Defect("final_norm_dropped", "the final norm is dropped", norm=lambda norm: nn.Identity()),
     ]
-    if config.norm_weight:
+    if config.norm_gain_offset:
+        cause = "norms multiply by w where 1 + w belongs"
+        found.append(_in_every_norm("gain_offset_dropped", cause, _without_offset))
+    elif config.norm_weight:
         found.append(_in_every_norm("gain_plus_one", "norms multiply by 1 + w where w belongs", _gain_plus_one))
     for eps in EPSILONS:
         if eps != config.rms_norm_eps:
@@ -38,20 +43,19 @@ def norm_defects(config: ModelConfig) -> list[Defect]:
     return found
 
 
-SITE_NORMS = {
-    "input_layernorm": "input_layernorm",
-    "post_attention_layernorm": "post_attention_layernorm",
-    "q_heads": "self_attn.q_norm",
-    "k_heads": "self_attn.k_norm",
-}
-"""Sites of a layer that are the output of a norm, and that norm in the block."""
+QK_NORMS = {"q_heads": "self_attn.q_norm", "k_heads": "self_attn.k_norm"}
+
+
+def site_norms(config: ModelConfig) -> dict[str, str]:
+    """Sites of a layer that are the output of a norm, and that norm in the block."""
+    found = {site: config.layer_norms[place] for site, place in NORMS_AT.items() if place in config.layer_norms}
+    return found | (QK_NORMS if config.qk_norm else {})
 
 
 def one_norm_defects(config: ModelConfig, site: str | None) -> list[Defect]:
     """A wrong epsilon in the norm at `site` alone, which is to be tried where something differs there."""
-    path = SITE_NORMS.get(site or "")
-    absent = site in ("q_heads", "k_heads") and not config.qk_norm
-    if absent or (path is None and site != "final_norm"):
+    path = site_norms(config).get(site or "")
+    if path is None and site != "final_norm":
         return []
     found = []
     for eps in EPSILONS:
@@ -98,7 +102,7 @@ class HalfNorm(nn.Module):
             half, x = half - centre, x - centre
         mean = (half * half).float().mean(-1, keepdim=True).half()
         out = x / (mean.to(x.dtype) + norm.eps).sqrt()
-        out = out if norm.weight is None else out * norm.weight
+        out = out if norm.weight is None else out * (norm.weight + 1 if norm.gain_offset else norm.weight)
         return out if norm.bias is None else out + norm.bias
 
 
@@ -106,6 +110,12 @@ def _gain_plus_one(norm: Norm) -> Norm:
     made = deepcopy(norm)
     assert made.weight is not None
     made.weight = nn.Parameter(made.weight + 1, requires_grad=False)
+    return made
+
+
+def _without_offset(norm: Norm) -> Norm:
+    made = deepcopy(norm)
+    made.gain_offset = False
     return made
 
 
@@ -118,24 +128,62 @@ def _with_epsilon(eps: float) -> Change:
     return change
 
 
-def mlp_defects() -> list[Defect]:
+def placement_defects(config: ModelConfig) -> list[Defect]:
+    """Norms after the sublayers that are left out, or stand before them."""
+    if "attention_out" not in config.layer_norms:
+        return []
+    found = [
+        Defect("attention_out_norm_dropped", "the norm after attention is dropped", _without("attention_out")),
+        Defect("mlp_out_norm_dropped", "the norm after the MLP is dropped", _without("mlp_out")),
+    ]
+    if config.norm_placement == "post":
+        cause = "norms stand before attention and MLP and belong after them"
+        found.append(Defect("norms_before", cause, _NormsBefore))
+    return found
+
+
+def _without(dropped: NormPlace) -> type[LayerBlock]:
+    class WithoutNorm(LayerBlock):
+        def normed(self, place: NormPlace, x_TD: torch.Tensor) -> torch.Tensor:
+            return x_TD if place == dropped else super().normed(place, x_TD)
+
+    return WithoutNorm
+
+
+class _NormsBefore(LayerBlock):
+    def normed(self, place: NormPlace, x_TD: torch.Tensor) -> torch.Tensor:
+        belongs: dict[NormPlace, NormPlace] = {"attention_in": "attention_out", "mlp_in": "mlp_out"}
+        return super().normed(belongs[place], x_TD) if place in belongs else x_TD
+
+
+_ACTIVATIONS: dict[HiddenAct, tuple[str, str]] = {
+    "gelu": ("gelu", "GELU"),
+    "gelu_pytorch_tanh": ("gelu_tanh", "GELU (by tanh)"),
+    "silu": ("silu", "SiLU"),
+}
+"""Each one's defect where another belongs, and its name for people."""
+
+
+def mlp_defects(config: ModelConfig) -> list[Defect]:
     """Another activation, or the two halves swapped."""
-    tanh = "GELU (by tanh) stands for SiLU in the MLP"
+    kind, own = _ACTIVATIONS[config.hidden_act]
+    missing = f"{kind.partition('_')[0]}_missing"
     return [
-        Defect("gelu", "GELU stands for SiLU in the MLP", _activated(F.gelu)),
-        Defect("gelu_tanh", tanh, _activated(lambda x: F.gelu(x, approximate="tanh"))),
-        Defect("silu_missing", "SiLU is missing in the MLP: the gate stays as it is", _activated(lambda x: x)),
+        *(
+            Defect(name, f"{said} stands for {own} in the MLP", edit=_activated(ACTIVATIONS[act]))
+            for act, (name, said) in _ACTIVATIONS.items()
+            if act != config.hidden_act
+        ),
+        Defect(missing, f"{own} is missing in the MLP: the gate stays as it is", edit=_activated(lambda x: x)),
         Defect("gate_up_swapped", "gate_proj and up_proj are swapped", edit=_swap_gate_up),
     ]
 
 
-def _activated(act: Callable[[torch.Tensor], torch.Tensor]) -> type[LayerBlock]:
-    class WrongMLP(SwiGLU):
-        def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-            out_TD: torch.Tensor = self.down_proj(act(self.gate_proj(x_TD)) * self.up_proj(x_TD))
-            return out_TD
+def _activated(act: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Block], None]:
+    def edit(block: Block) -> None:
+        block.mlp.act = act
 
-    return block_with(mlp=WrongMLP)
+    return edit
 
 
 def _swap_gate_up(block: Block) -> None:
@@ -158,6 +206,28 @@ class _NoAttentionResidual(LayerBlock):
 class _NoMLPResidual(LayerBlock):
     def add_mlp(self, h_TD: torch.Tensor, made_TD: torch.Tensor) -> torch.Tensor:
         return made_TD
+
+
+def multiplier_defects(config: ModelConfig) -> list[Defect]:
+    """The constants by which embedding, residuals and logits are scaled, and the cap on the logits, left out."""
+    said = {
+        "embedding_multiplier": (1.0, "the embedding is not multiplied by {:g}"),
+        "logits_multiplier": (1.0, "the logits are not multiplied by {:g}"),
+        "final_logit_softcapping": (None, "the logits are not capped at {:g}"),
+    }
+    found = []
+    for name, (neutral, cause) in said.items():
+        if getattr(config, name) != neutral:
+            ends = partial(replace, **{name: neutral})
+            found.append(Defect(f"{name}_dropped", cause.format(getattr(config, name)), ends=ends))
+    if config.residual_multiplier != 1.0:
+        cause = f"what is added to the stream is not multiplied by {config.residual_multiplier:g}"
+        found.append(Defect("residual_multiplier_dropped", cause, edit=_drop_multiplier))
+    return found
+
+
+def _drop_multiplier(block: Block) -> None:
+    block.residual_multiplier = 1.0
 
 
 def head_defects(config: ModelConfig) -> list[Defect]:

@@ -24,8 +24,9 @@ from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
 from blockexport.compare.core.weights_in_parts import make_block, make_final_norm
 from blockexport.compare.explain.screen import Specimen
-from blockexport.compare.explain.sites import LAYER_SITES, eager_sites
+from blockexport.compare.explain.sites import LAYER_SITES, eager_sites, layer_sites
 from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of
+from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Inside:
     def _layer(self, call: range, layer: int, values: Mapping[str, torch.Tensor], past: Past) -> list[SiteError]:
         names = self.sites.layers[layer]
         entering_TD = values[str(self.sites.streams[layer])].reshape(-1, self.config.hidden_size)
-        seen = [site for site in LAYER_SITES if site not in self.sites.hidden[layer]]
+        seen = [site for site in layer_sites(self.config) if site not in self.sites.hidden[layer]]
         exact, own = (make_block(self.checkpoint, layer, t) for t in (torch.float64, self.evidence.dtype))
         rows, truth = self._rows(
             call,
@@ -187,7 +188,7 @@ class Inside:
         """Find the layer whose norm and q projection give what this one gave."""
         for other in range(self.config.num_hidden_layers):
             block = make_block(self.checkpoint, other, torch.float64)
-            found_TE = block.self_attn.q_proj(block.input_layernorm(x_TD.double()))
+            found_TE = block.self_attn.q_proj(block.normed("attention_in", x_TD.double()))
             if relative_error(q_TE, found_TE) < 16 * torch.finfo(self.evidence.dtype).eps:
                 self.uses[layer] = other
 
@@ -241,8 +242,9 @@ class Inside:
         got = ends.get(str(self.sites.streams[0]))
         if got is None or self.evidence.interface.ends.headless:
             return []
-        want = self.checkpoint.read(EMBEDDING)[self.evidence.ids_S[call.start : call.stop]].double()
-        return [self._row(call, None, "embedding", got, want, relative_error(want.to(self.evidence.dtype), want))]
+        rows = self.checkpoint.read(EMBEDDING)[self.evidence.ids_S[call.start : call.stop]]
+        want, own = (embedded(rows.to(t), self.config) for t in (torch.float64, self.evidence.dtype))
+        return [self._row(call, None, "embedding", got, want, relative_error(own, want))]
 
     def _exit(self, call: range, ends: Mapping[str, torch.Tensor], outputs_SV: torch.Tensor) -> list[SiteError]:
         """Final norm and head, on the stream as it left the last layer."""
@@ -260,7 +262,7 @@ class Inside:
         if self.evidence.interface.ends.headless:
             return {"final_norm": normed, "head": normed}
         head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
-        return {"final_norm": normed, "head": head}
+        return {"final_norm": normed, "head": finished(head, self.config)}
 
 
 def _taken_for(row: SiteError, got: torch.Tensor, truth: Mapping[str, torch.Tensor]) -> str:

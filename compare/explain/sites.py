@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
+from blockexport.compare.audits.sites_by_name import NORMS_AT
 from blockexport.models.block.block import Block
 from blockexport.models.block.layer_inputs import Step
+from blockexport.models.config.model_config import ModelConfig
 
 LABELS = {
     "embedding": "embedding",
@@ -22,19 +23,21 @@ LABELS = {
     "v_heads": "v as heads",
     "q_rope": "q after RoPE",
     "k_rope": "k after RoPE",
-    "query": "q scaled by 1/sqrt(H)",
+    "query": "q scaled",
     "cache_key": "cache write of the keys",
     "cache_value": "cache write of the values",
     "mask": "mask",
     "attention": "attention output (scores, softmax, mixing, grouping of heads)",
     "merged": "heads joined",
     "o_proj": "output projection",
+    "attention_out_norm": "norm after attention",
     "attention_residual": "residual around attention",
     "post_attention_layernorm": "norm before the MLP",
     "gate_proj": "gate projection",
     "up_proj": "up projection",
     "activation": "activation of the MLP",
     "down_proj": "down projection",
+    "mlp_out_norm": "norm after the MLP",
     "mlp_residual": "residual around the MLP",
     "final_norm": "final norm",
     "head": "head",
@@ -45,7 +48,9 @@ MADE_FROM = {
     "query": "q_rope",
     "q_rope": "q_heads",
     "attention": "mask",
+    "attention_residual": "attention_out_norm",
     "post_attention_layernorm": "attention_residual",
+    "mlp_residual": "mlp_out_norm",
     "head": "final_norm",
 }
 """For a site the one before it, where a graph may have lost that one: when it is missing and this one differs, it is
@@ -54,14 +59,20 @@ what is wrong."""
 LAYER_SITES = tuple(name for name in LABELS if name not in ("embedding", "final_norm", "head"))
 
 
+def layer_sites(config: ModelConfig) -> list[str]:
+    """Those that a model's layers have: all, but for norms where it has none."""
+    return [site for site in LAYER_SITES if site not in NORMS_AT or NORMS_AT[site] in config.layer_norms]
+
+
 def eager_sites(
     block: Block, x_TD: torch.Tensor, step: Step, past_key_BKMH: torch.Tensor, past_value_BKMH: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """The value at each site of a layer: `Block.forward`, step by step."""
     attention, positions = block.self_attn, step.position_ids_BS
-    sites = {"input_layernorm": block.input_layernorm(x_TD)}
+    entering_TD = block.normed("attention_in", x_TD)
+    sites = {"input_layernorm": entering_TD}
     for name, linear in (("q_proj", attention.q_proj), ("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
-        sites[name] = linear(sites["input_layernorm"])
+        sites[name] = linear(entering_TD)
     sites["q_heads"] = attention.split(sites["q_proj"], attention.heads, attention.q_norm, positions)
     sites["k_heads"] = attention.split(sites["k_proj"], attention.key_value_heads, attention.k_norm, positions)
     sites["v_heads"] = attention.split(sites["v_proj"], attention.key_value_heads, None, positions)
@@ -76,11 +87,13 @@ def eager_sites(
     sites["attention"] = merged_TE.view(batch, length, attention.heads, attention.head_dim).transpose(1, 2)
     sites["merged"] = merged_TE
     sites["o_proj"] = attention.o_proj(merged_TE)
+    sites["attention_out_norm"] = block.normed("attention_out", sites["o_proj"])
     sites["attention_residual"] = block.add_attention(x_TD, sites["o_proj"])
     sites["post_attention_layernorm"] = block.mlp_input(x_TD, sites["attention_residual"])
     sites["gate_proj"] = block.mlp.gate_proj(sites["post_attention_layernorm"])
     sites["up_proj"] = block.mlp.up_proj(sites["post_attention_layernorm"])
-    sites["activation"] = F.silu(sites["gate_proj"]) * sites["up_proj"]
+    sites["activation"] = block.mlp.act(sites["gate_proj"]) * sites["up_proj"]
     sites["down_proj"] = block.mlp.down_proj(sites["activation"])
+    sites["mlp_out_norm"] = block.normed("mlp_out", sites["down_proj"])
     sites["mlp_residual"] = block.add_mlp(sites["attention_residual"], sites["down_proj"])
-    return sites
+    return {site: value for site, value in sites.items() if site not in NORMS_AT or NORMS_AT[site] in block.norms}

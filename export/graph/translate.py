@@ -201,6 +201,23 @@ def _attention(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     return stamp.emit(node, "Attention", [stamp.value(arg) for arg in (query, key, value, mask)], scale=1.0)
 
 
+@_translates(torch.ops.blockexport.capped_attention.default)
+def _capped_attention(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    *inputs, softcap = _args(node)
+    return stamp.emit(node, "Attention", [stamp.value(arg) for arg in inputs], scale=1.0, softcap=softcap)
+
+
+@_translates(aten.gelu.default)
+def _gelu(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    approximate = node.kwargs.get("approximate", "none")
+    return stamp.emit(node, "Gelu", [stamp.value(_args(node)[0])], approximate=approximate)
+
+
+@_translates(aten.tanh.default)
+def _tanh(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    return stamp.emit(node, "Tanh", [stamp.value(_args(node)[0])])
+
+
 @_translates(aten.silu.default)
 def _silu(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     x = stamp.value(_args(node)[0])
@@ -283,6 +300,7 @@ _BINARY: dict[Any, str] = {
     aten.add.Tensor: "Add",
     aten.sub.Tensor: "Sub",
     aten.mul.Tensor: "Mul",
+    aten.div.Tensor: "Div",
     aten.le.Tensor: "LessOrEqual",
     aten.gt.Tensor: "Greater",
     aten.__and__.Tensor: "And",

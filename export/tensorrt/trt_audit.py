@@ -15,6 +15,7 @@ from typing import Any
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.lint.layer_groups import Problem, told_once
 from blockexport.export.tensorrt.trt_adapter import Adapter
+from blockexport.models.checkpoints.tensor_names import norm_places
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
@@ -186,7 +187,7 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     matrices = [layer for layer in layers.of("MATRIX_MULTIPLY") for _ in range(_matrices_of(layer))]
     yield from _counted(matrices, "matrix products", products)
     statistics = _statistics(layers)
-    yield from _counted(statistics, "norm statistics", (4 if config.qk_norm else 2) * config.num_hidden_layers + 1)
+    yield from _counted(statistics, "norm statistics", len(norm_places(config)))
     for layer in statistics:
         if _type(layer.get_input(0)) != "float32":
             yield f"{{}} takes a norm's statistics in {_type(layer.get_input(0))}, not float32", (layer.name,)

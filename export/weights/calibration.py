@@ -15,6 +15,7 @@ from torch import nn
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.multipliers import embedded
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_final_norm, load_part
@@ -69,7 +70,8 @@ class Calibration:
     def _run_layer(self) -> None:
         if not self._streams:
             table_VD = self._checkpoint.read(EMBEDDING)
-            self._streams = [table_VD[ids].float() for ids in self._ids_S.split(WINDOW)]
+            rows = (table_VD[ids].float() for ids in self._ids_S.split(WINDOW))
+            self._streams = [embedded(rows_TD, self._checkpoint.config) for rows_TD in rows]
         config, layer = self._checkpoint.config, self._next
         block = self._block(layer)
         sums: dict[str, torch.Tensor] = {}

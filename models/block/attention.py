@@ -7,15 +7,44 @@ The three parts (project, cache, attend) are separate methods: a reference witho
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import library, nn
 from torch.nn import functional as F
 
 from blockexport.models.block.cache import cache_write
 from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.multipliers import capped
 from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rotary_embedding
 from blockexport.models.block.unset_weights import Linear
 from blockexport.models.config.model_config import ModelConfig
+
+
+def _capped_attention(
+    q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor, softcap: float
+) -> torch.Tensor:
+    repeats = q_BNSH.shape[1] // k_BKMH.shape[1]
+    key_BNMH, value_BNMH = (x.repeat_interleave(repeats, dim=1) for x in (k_BKMH, v_BKMH))
+    # In half precision scores and softmax are taken in float32, as fused kernels take them.
+    wide = torch.promote_types(q_BNSH.dtype, torch.float32)
+    scores_BNSM = capped(q_BNSH.to(wide) @ key_BNMH.to(wide).transpose(-1, -2), softcap)
+    weights_BNSM = scores_BNSM.masked_fill(~mask_B1SM, -torch.inf).softmax(-1)
+    # A query that sees no slot gets zeros, as from the fused kernel.
+    seen_B1S1 = mask_B1SM.any(-1, keepdim=True)
+    return (weights_BNSM.masked_fill(~seen_B1S1, 0).to(v_BKMH.dtype) @ value_BNMH).to(q_BNSH.dtype)
+
+
+# An operator of its own, because PyTorch's fused attention has no cap: it becomes one ONNX Attention.
+_library = library.Library("blockexport", "FRAGMENT")
+_library.define("capped_attention(Tensor query, Tensor key, Tensor value, Tensor mask, float softcap) -> Tensor")
+_library.impl("capped_attention", _capped_attention, "CompositeImplicitAutograd")
+
+
+def capped_attention(
+    q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor, softcap: float
+) -> torch.Tensor:
+    """Attention [B, N, S, H] whose scores are capped before the mask: `softmax(cap * tanh(q k' / cap)) v`."""
+    out: torch.Tensor = torch.ops.blockexport.capped_attention(q_BNSH, k_BKMH, v_BKMH, mask_B1SM, softcap)
+    return out
 
 
 class Attention(nn.Module):
@@ -37,13 +66,16 @@ class Attention(nn.Module):
         self.k_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.v_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.o_proj = Linear(self.heads * head_dim, hidden, bias=config.o_bias)
-        self.q_norm = Norm(config, head_dim) if config.qk_norm else None
-        self.k_norm = Norm(config, head_dim) if config.qk_norm else None
+        self.query_scale, self.softcap = config.score_scale, config.attn_logit_softcapping
+        self.norm_over = config.qk_norm_over
+        queries, keys = config.qk_norm_sizes
+        self.q_norm = Norm(config, queries) if config.qk_norm else None
+        self.k_norm = Norm(config, keys) if config.qk_norm else None
 
     def project(
         self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [B, N, S, H], k and v [B, K, S, H] of the new tokens, q and k normed and turned, q scaled by 1/sqrt(H).
+        """q [B, N, S, H], k and v [B, K, S, H] of the new tokens, q and k normed and turned, q scaled.
 
         The scale goes onto q here, before the cache is touched: TensorRT's parser would otherwise multiply q and the
         whole cached K by a half-precision square root of it.
@@ -55,14 +87,12 @@ class Attention(nn.Module):
         k_BKSH = self.turn(k_BKSH, position_ids_BS, cos, sin)
         return q_BNSH * self.query_scale, k_BKSH, v_BKSH
 
-    @property
-    def query_scale(self) -> float:
-        """1/sqrt(H): keeps the variance of a score that of one entry."""
-        return float(self.head_dim**-0.5)
-
     def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """A projection [T, heads * H] as [B, heads, S, H], each head normed on the way where there is a norm."""
+        """A projection [T, heads * H] as [B, heads, S, H], normed on the way where there is a norm: each head by itself
+        (Henry et al. 2020, https://arxiv.org/abs/2010.04245), or the projection as a whole (OLMo 2)."""
         batch, length = position_ids_BS.shape
+        if norm is not None and self.norm_over == "projection":
+            x_TE, norm = norm(x_TE), None
         # View to (B, S, heads, H) and only then transpose: a direct view to (B, heads, S, H) has the right shape
         # and mixes positions with heads.
         x_BSNH = x_TE.view(batch, length, heads, self.head_dim)
@@ -88,9 +118,12 @@ class Attention(nn.Module):
         self, q_BNSH: torch.Tensor, k_BKMH: torch.Tensor, v_BKMH: torch.Tensor, mask_B1SM: torch.Tensor
     ) -> torch.Tensor:
         """Softmax over the visible slots, mixed values, heads merged: [T, N*H]. A fused kernel stores no scores."""
-        mixed_BNSH = F.scaled_dot_product_attention(
-            q_BNSH, k_BKMH, v_BKMH, attn_mask=mask_B1SM, scale=1.0, enable_gqa=True
-        )
+        if self.softcap is not None:
+            mixed_BNSH = capped_attention(q_BNSH, k_BKMH, v_BKMH, mask_B1SM, self.softcap)
+        else:
+            mixed_BNSH = F.scaled_dot_product_attention(
+                q_BNSH, k_BKMH, v_BKMH, attn_mask=mask_B1SM, scale=1.0, enable_gqa=True
+            )
         return mixed_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim)
 
     def forward(

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
+from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_table
 from blockexport.models.block.unset_weights import Embedding, Linear
@@ -69,10 +70,11 @@ class DecoderModel(nn.Module):
 
         M is read off a cache's own shape, so that nothing in the exported graph depends on its value.
         """
-        embedded = inputs if self.model.embed_tokens is None else self.model.embed_tokens(inputs)
+        rows = inputs if self.model.embed_tokens is None else self.model.embed_tokens(inputs)
         slots_M = torch.arange(past_key_BKMH.shape[2], device=position_ids_BS.device)
         masks = [visible_slots(position_ids_BS, slots_M, window) for window in self.windows]
-        return embedded.reshape(-1, self.config.hidden_size), position_ids_BS[:, 0], masks
+        x_TD = embedded(rows, self.config).reshape(-1, self.config.hidden_size)
+        return x_TD, position_ids_BS[:, 0], masks
 
     def leave(self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Logits [B, S, V] ([B, 1, V] of the last tokens only), or hidden states [B, S, D] of a headless stack."""
@@ -83,7 +85,7 @@ class DecoderModel(nn.Module):
             if self.ends.headless:
                 return x_BSD
             x_TD, length = last_tokens(x_BSD, position_ids_BS), 1
-        logits_TV = F.linear(x_TD, self.output_weight)
+        logits_TV = finished(F.linear(x_TD, self.output_weight), self.config)
         return logits_TV.view(batch, length, self.config.vocab_size)
 
     @property
@@ -100,7 +102,7 @@ class DecoderModel(nn.Module):
         """One forward pass.
 
         Args:
-            inputs: int64 ids [B, S], or embeddings [B, S, D] when headless.
+            inputs: int64 ids [B, S], or rows of the embedding [B, S, D] when headless.
             position_ids_BS: int64, contiguous in each row; a token's position is its cache slot.
             past_key_values: 2L tensors [B, K, M, H], key and value of each layer in turn.
 

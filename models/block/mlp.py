@@ -1,30 +1,40 @@
-"""The feed-forward half of a block: SwiGLU, which works on each position alone and holds most of the parameters.
+"""The feed-forward half of a block: a gated MLP, which works on each position alone and holds most of the parameters.
 
-Shazeer 2020, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.05202
+Shazeer 2020, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.05202: SwiGLU with SiLU, GeGLU with GELU.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from blockexport.models.block.unset_weights import Linear
-from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.config.model_config import HiddenAct, ModelConfig
+
+ACTIVATIONS: dict[HiddenAct, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class SwiGLU(nn.Module):
-    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, D -> F -> D."""
+    """`down_proj(act(gate_proj(x)) * up_proj(x))`, D -> F -> D."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, intermediate, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.act = ACTIVATIONS[config.hidden_act]
         self.gate_proj = Linear(hidden, intermediate, bias=bias)
         self.up_proj = Linear(hidden, intermediate, bias=bias)
         self.down_proj = Linear(intermediate, hidden, bias=bias)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """[T, D] to [T, D]."""
-        gated_TF = F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD)
+        gated_TF = self.act(self.gate_proj(x_TD)) * self.up_proj(x_TD)
         out_TD: torch.Tensor = self.down_proj(gated_TF)
         return out_TD

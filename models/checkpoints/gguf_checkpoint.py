@@ -20,6 +20,7 @@ from blockexport.models.checkpoints.gguf_codes import SCHEMES, codes_and_scales
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
 from blockexport.models.config.config_fields import RawFields
+from blockexport.models.config.model_config import ModelConfig, NormPlace
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import GGUF_FAMILIES
 from blockexport.models.formats.config_gguf import config_from_gguf
@@ -33,17 +34,21 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 _WHOLE = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": OUTPUT_HEAD}
 _IN_BLOCK = {
-    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_NORMS: dict[str, NormPlace] = {
+    "attn_norm": "attention_in",
+    "post_attention_norm": "attention_out",
+    "ffn_norm": "mlp_in",
+    "post_ffw_norm": "mlp_out",
 }
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _PERMUTED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
@@ -85,7 +90,7 @@ class GgufCheckpoint(Checkpoint):
         factors = self._rope_factors(stored.pop(ROPE_FACTORS, None))
         self.config = config_from_gguf(self.metadata, factors, stored.keys(), str(path))
         _, self._form = GGUF_FAMILIES[self.metadata["general.architecture"]]
-        self._stored = {hugging_face_name(name): tensor for name, tensor in stored.items()}
+        self._stored = {hugging_face_name(name, self.config): tensor for name, tensor in stored.items()}
         found = {name: self._entry(name, tensor) for name, tensor in self._stored.items()}
         self.entries: Mapping[str, TensorEntry] = needed_entries(
             found, self.config, str(path), "the model it was made from"
@@ -100,7 +105,8 @@ class GgufCheckpoint(Checkpoint):
 
         entry, stored = self.entries[name], self._stored[name]
         if stored.ggml_type in _KEPT_TYPES:
-            tensor = tensor_of(FileSlice(self._path, stored.offset, stored.length), entry.dtype, entry.shape)
+            kind = stored.ggml_type.name
+            tensor = tensor_of(FileSlice(self._path, stored.offset, stored.length), kind, entry.shape)
         else:
             tensor = torch.from_numpy(self._dequantised(stored))
         return self._ordered(name, tensor)
@@ -129,7 +135,13 @@ class GgufCheckpoint(Checkpoint):
         return QuantisedMatrix(name, scheme, codes_KN, scales_GN)
 
     def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        if self._has_offset(name):
+            return rows.float() - 1
         return half_split_rows(rows, self._heads_of(name)) if self._is_permuted(name) else rows
+
+    def _has_offset(self, name: str) -> bool:
+        """Whether the file has a norm's gain with the 1 that the block adds to it."""
+        return self._form.gain_offset_added and name.endswith("norm.weight")
 
     def _entry(self, name: str, stored: GgufTensor) -> TensorEntry:
         if stored.ggml_type not in _KEPT_TYPES:
@@ -137,6 +149,8 @@ class GgufCheckpoint(Checkpoint):
             kind = stored.ggml_type.name
             codes = SCHEMES.get(kind) if len(stored.shape) == 2 else None
             return TensorEntry(name, "F32", stored.shape, None, stored.name, kind, codes)
+        if self._has_offset(name):
+            return TensorEntry(name, "F32", stored.shape, None, stored.name, stored.ggml_type.name)
         verbatim = None if self._is_permuted(name) else FileSlice(self._path, stored.offset, stored.length)
         return TensorEntry(name, stored.ggml_type.name, stored.shape, verbatim, stored.name)
 
@@ -175,14 +189,16 @@ class GgufCheckpoint(Checkpoint):
         return tuple(values.ravel().tolist())
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, config: ModelConfig) -> str:
     """The Hugging Face name of a GGUF tensor; a name that has none comes back as it is, to be refused by it."""
     if name in _WHOLE:
         return _WHOLE[name]
     match = _BLOCK_NAME.fullmatch(name)
-    if match is None or match[2] not in _IN_BLOCK:
+    norms = {stored: config.layer_norms.get(place) for stored, place in _NORMS.items()}
+    found = None if match is None else {**norms, **_IN_BLOCK}.get(match[2])
+    if match is None or found is None:
         return name
-    return f"model.layers.{match[1]}.{_IN_BLOCK[match[2]]}.{match[3]}"
+    return f"model.layers.{match[1]}.{found}.{match[3]}"
 
 
 def half_split_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:

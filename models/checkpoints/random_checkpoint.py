@@ -33,7 +33,8 @@ class RandomCheckpoint(Checkpoint):
     """Weights made on demand, in the config's dtype.
 
     Matrices have a standard deviation of 1/sqrt(columns), which keeps activations near 1 at every depth; the table that
-    gives the logits is 2.5 times that. Norm gains are uniform in [0.75, 1.25]: not 1, so that a dropped gain shows.
+    gives the logits is 2.5 times that. Norm gains, with what a norm adds to them, are uniform in
+    [0.75, 1.25]: not 1, so that a dropped gain shows.
 
     Args:
         config: what to make weights for.
@@ -71,7 +72,7 @@ class RandomCheckpoint(Checkpoint):
 
     def _range(self, entry: TensorEntry) -> tuple[float, float]:
         if entry.name.endswith("norm.weight"):
-            return 0.75, 1.25
+            return (-0.25, 0.25) if self.config.norm_gain_offset else (0.75, 1.25)
         half_width = math.sqrt(3) * self._spread(entry)  # of a uniform distribution of that standard deviation
         return -half_width, half_width
 

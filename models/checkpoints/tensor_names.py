@@ -93,23 +93,23 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (intermediate, hidden, config.mlp_bias),
         "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
     }
-    first, *others = (_norm_tensors(config, name, size) for name, size in layer_norms(config).items())
-    shapes = first
+    norms = {name: _norm_tensors(config, name, size) for name, size in layer_norms(config).items()}
+    shapes = dict(norms.pop(config.layer_norms.get("attention_in", ""), {}))
     for name, (rows, columns, bias) in projections.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
-    for norm in others:
+    for norm in norms.values():
         shapes |= norm
     return shapes
 
 
 def layer_norms(config: ModelConfig) -> dict[str, int]:
     """The norms of a layer and their sizes, by name."""
-    sizes = {"input_layernorm": config.hidden_size}
+    sizes = {name: config.hidden_size for place, name in config.layer_norms.items() if place == "attention_in"}
     if config.qk_norm:
-        sizes |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
-    return sizes | {"post_attention_layernorm": config.hidden_size}
+        sizes |= zip(("self_attn.q_norm", "self_attn.k_norm"), config.qk_norm_sizes, strict=True)
+    return sizes | dict.fromkeys(config.layer_norms.values(), config.hidden_size)
 
 
 def norm_places(config: ModelConfig) -> list[str]:

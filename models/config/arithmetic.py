@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.config.model_config import HiddenAct, ModelConfig, NormPlace
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Parameters:
 
     attention: int  # of one block: projections and QK-norm
     mlp: int  # of one block
-    norms: int  # of one block: the two before the sublayers
+    norms: int  # of one block: those before and after the sublayers
     layers: int
     embedding: int
     final_norm: int
@@ -71,6 +71,14 @@ def visible_tokens(config: ModelConfig, layer: int, tokens: int) -> int:
     return tokens if window is None else min(tokens, window)
 
 
+def _norm(config: ModelConfig, place: NormPlace) -> list[Operation]:
+    """The norm at a place of a block, if one stands there."""
+    if place not in config.layer_norms:
+        return []
+    part, hidden = place.partition("_")[0], config.hidden_size
+    return [Operation(part, config.layer_norms[place], ("B", "S", hidden), hidden, 2 * hidden)]
+
+
 def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> list[Operation]:
     hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     head_dim, bias = config.head_dim, config.qkv_bias
@@ -79,16 +87,17 @@ def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> 
     output = _linear(hidden, heads * head_dim, config.o_bias)
     query_shape, key_shape = ("B", "S", heads, head_dim), ("B", "S", kv_heads, head_dim)
     mixing = 2 * visible * heads * head_dim
+    queries, keys = config.qk_norm_sizes
     norms = [
-        Operation("attention", "q_norm", query_shape, head_dim, 2 * head_dim),
-        Operation("attention", "k_norm", key_shape, head_dim, 2 * head_dim),
+        Operation("attention", "q_norm", query_shape, queries, 2 * queries),
+        Operation("attention", "k_norm", key_shape, keys, 2 * keys),
     ]
     turns = [
         Operation("attention", "RoPE on q", ("B", heads, "S", head_dim)),
         Operation("attention", "RoPE on k", ("B", kv_heads, "S", head_dim)),
     ]
     return [
-        Operation("attention", "input_layernorm", ("B", "S", hidden), hidden, 2 * hidden),
+        *_norm(config, "attention_in"),
         Operation("attention", "q_proj", query_shape, query, 2 * query),
         Operation("attention", "k_proj", key_shape, key, 2 * key),
         Operation("attention", "v_proj", key_shape, key, 2 * key),
@@ -98,19 +107,24 @@ def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> 
         Operation("attention", "softmax", ("B", heads, "S", visible)),
         Operation("attention", "mix of v", ("B", heads, "S", head_dim), flops=mixing),
         Operation("attention", "o_proj", ("B", "S", hidden), output, 2 * output),
+        *_norm(config, "attention_out"),
         Operation("attention", "+ residual", ("B", "S", hidden)),
     ]
+
+
+ACT_WORDS: dict[HiddenAct, str] = {"silu": "SiLU", "gelu": "GELU", "gelu_pytorch_tanh": "GELU"}
 
 
 def _mlp_operations(config: ModelConfig) -> list[Operation]:
     hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
     widen, narrow = _linear(inner, hidden, bias), _linear(hidden, inner, bias)
     return [
-        Operation("mlp", "post_attention_layernorm", ("B", "S", hidden), hidden, 2 * hidden),
+        *_norm(config, "mlp_in"),
         Operation("mlp", "gate_proj", ("B", "S", inner), widen, 2 * widen),
         Operation("mlp", "up_proj", ("B", "S", inner), widen, 2 * widen),
-        Operation("mlp", "SiLU(gate) × up", ("B", "S", inner)),
+        Operation("mlp", f"{ACT_WORDS[config.hidden_act]}(gate) × up", ("B", "S", inner)),
         Operation("mlp", "down_proj", ("B", "S", hidden), narrow, 2 * narrow),
+        *_norm(config, "mlp_out"),
         Operation("mlp", "+ residual", ("B", "S", hidden)),
     ]
 
@@ -124,7 +138,7 @@ def block_operations(config: ModelConfig, tokens: int, layer: int = 0) -> list[O
 def count_parameters(config: ModelConfig) -> Parameters:
     """The parameters by part; all blocks of these families have the same number."""
     operations = block_operations(config, tokens=1)
-    norms = {"input_layernorm", "post_attention_layernorm"}
+    norms = config.layer_norms.values()
     embedding = config.vocab_size * config.hidden_size
     return Parameters(
         attention=sum(o.parameters for o in operations if o.part == "attention" and o.name not in norms),

@@ -7,6 +7,7 @@ what was expected, and the file. The keys asked for are remembered, so that the 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,17 @@ _ITEMS = {int: "whole numbers", float: "numbers with a fraction", str: "texts"}
 
 def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and value > 0
+
+
+def shortest_decimal(value: float) -> float:
+    """The shortest decimal that rounds to the float32 a GGUF file stores: 1e-05 for 9.999999747378752e-06.
+
+    The source's config said the decimal; with it the float64 reference is the same for both files.
+    """
+    if not 1e-37 < value < 1e38:
+        return value
+    stored = struct.pack("f", value)
+    return next(near for digits in range(1, 18) if struct.pack("f", near := float(f"{value:.{digits}g}")) == stored)
 
 
 class RawFields:
@@ -78,6 +90,11 @@ class RawFields:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero. Without a default the key must be there; null is refused."""
         return float(self._checked(key, default, _is_positive, "a finite number above zero"))
+
+    def decimal(self, key: str, default: float) -> float:
+        """A finite number, not below zero, by its shortest decimal."""
+        what = "a finite number, not below zero"
+        return shortest_decimal(float(self._checked(key, default, lambda v: v == 0 or _is_positive(v), what)))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

@@ -13,6 +13,21 @@ LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 NormType = Literal["rms_norm", "layer_norm"]
 RopeType = Literal["linear", "llama3", "freq_factors"]
+HiddenAct = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+NormPlacement = Literal["pre", "post", "both"]
+NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
+
+LAYER_NORMS: dict[NormPlacement, dict[NormPlace, str]] = {
+    "pre": {"attention_in": "input_layernorm", "mlp_in": "post_attention_layernorm"},
+    "post": {"attention_out": "post_attention_layernorm", "mlp_out": "post_feedforward_layernorm"},
+    "both": {
+        "attention_in": "input_layernorm",
+        "attention_out": "post_attention_layernorm",
+        "mlp_in": "pre_feedforward_layernorm",
+        "mlp_out": "post_feedforward_layernorm",
+    },
+}
+"""The norms of a block beside QK-norm: where each stands, and Hugging Face's name of it there."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Dimensions and options of a pre-norm decoder. Letters in brackets are the project's shape letters."""
+    """Dimensions and options of a decoder. Letters in brackets are the project's shape letters."""
 
     model_type: str
     vocab_size: int  # V
@@ -50,11 +65,20 @@ class ModelConfig:
     norm: NormType = "rms_norm"
     norm_weight: bool = True  # norms have gains
     norm_bias: bool = False  # norms have biases, which only a LayerNorm may
-    hidden_act: str = "silu"
+    norm_gain_offset: bool = False  # norms multiply by 1 + weight
+    norm_placement: NormPlacement = "pre"  # before each sublayer, after it, or both: see `block/block.py`
+    hidden_act: HiddenAct = "silu"
     qkv_bias: bool = False  # biases of q_proj, k_proj and v_proj
     o_bias: bool = False  # bias of o_proj
     mlp_bias: bool = False  # biases of gate_proj, up_proj and down_proj
-    qk_norm: bool = False  # norm of each query and key head, before RoPE
+    qk_norm: bool = False  # norm of queries and keys, before RoPE
+    qk_norm_over: Literal["head", "projection"] = "head"  # what QK-norm takes its mean over: H, or N * H and K * H
+    query_scale: float | None = None  # what queries are multiplied by; None is 1 / sqrt(H)
+    attn_logit_softcapping: float | None = None  # the cap on attention's scores
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what a sublayer adds to the stream
+    logits_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None  # the cap on the logits
     sliding_window: int | None = None  # a query at p sees p - window + 1 .. p in the sliding layers
     layer_types: tuple[LayerType, ...] = ()  # one per layer; empty means all full
     layers_without_rope: tuple[int, ...] = ()
@@ -72,6 +96,24 @@ class ModelConfig:
     def has_rope(self, layer: int) -> bool:
         """Whether a layer turns its queries and keys by their positions."""
         return layer not in self.layers_without_rope
+
+    @property
+    def score_scale(self) -> float:
+        """What queries are multiplied by: 1/sqrt(H), which keeps the variance of a score that of one entry, or another
+        factor."""
+        return float(self.head_dim**-0.5) if self.query_scale is None else self.query_scale
+
+    @property
+    def layer_norms(self) -> dict[NormPlace, str]:
+        """The norms of a block beside QK-norm: where each stands, and its name."""
+        return LAYER_NORMS[self.norm_placement]
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """How many gains the norm of the queries and that of the keys have."""
+        if self.qk_norm_over == "head":
+            return self.head_dim, self.head_dim
+        return self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values, for the manifest. `read_record` reads it back."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from blockexport.models.config.config_fields import RawFields
-from blockexport.models.config.model_config import LayerType, ModelConfig
+from blockexport.models.config.model_config import HiddenAct, LayerType, ModelConfig
+from blockexport.models.families.activations import stated_act
 
 
 class LayerOptions(NamedTuple):
@@ -19,6 +20,14 @@ class LayerOptions(NamedTuple):
     sliding_window: int | None = None
     layer_types: tuple[LayerType, ...] = ()
     layers_without_rope: tuple[int, ...] = ()
+
+
+Options = Mapping[str, Any]
+"""Fields of `ModelConfig` by name."""
+
+
+def _silu(fields: RawFields) -> HiddenAct:
+    return stated_act(fields, "hidden_act", "silu")
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,16 @@ class GgufForm:
         neighbour_pairs: RoPE turns neighbouring dimensions, so the rows of q and k are in another order.
         more_biases: o_proj and the MLP may have biases, and not only q, k and v.
         rope_factors: the tensor `rope_freqs.weight` is read.
-        layers_without_rope: their numbers, for a model of so many layers; no key says it.
+        gain_offset_added: norms hold 1 + weight.
+        options: those that its own keys say, or its reader decides, for a model of so many layers.
     """
 
     architecture: str
     neighbour_pairs: bool = False
     more_biases: bool = False
     rope_factors: bool = False
-    layers_without_rope: Callable[[int], tuple[int, ...]] = lambda layers: ()
+    gain_offset_added: bool = False
+    options: Callable[[RawFields, int], Options] = lambda fields, layers: {}
 
 
 @dataclass(frozen=True)
@@ -55,9 +66,10 @@ class Family:
     Attributes:
         model_type: its name.
         class_name: transformers' class, which stands under `architectures`.
-        max_position_embeddings: transformers' default, as are the next six, for a key that is absent.
+        max_position_embeddings: transformers' default, as are the next seven, for a key that is absent.
         num_key_value_heads: None means as many heads as queries have.
         head_dim: None means a width of D / N.
+        rms_norm_eps: added to the mean of squares.
         rope_theta: RoPE's base.
         tie_word_embeddings: embedding and head are one table.
         bos_token_id: None where it has none.
@@ -65,9 +77,14 @@ class Family:
         bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
         qkv_bias: q, k and v always have biases, where no key says so.
         qk_norm: query and key heads are normed before RoPE.
+        completed: the config with the options that its family and its other fields decide.
         ignored: keys without a meaning in this family alone, each with the reason.
         read_layers: options by layer, from a config with so many layers. Raises UsageError where keys disagree.
         write_layers: the keys from which `read_layers` reads them back.
+        read_act: the activation, under the key that the family has for it.
+        act_key: that key.
+        read_options: options that keys of the family's own say. Raises UsageError for what cannot be exported.
+        write_options: the keys from which `read_options` reads them back.
         gguf: None where llama.cpp has no such family, or stores it as another one.
         presets: well-known dimensions by name.
     """
@@ -79,6 +96,7 @@ class Family:
     write_layers: Callable[[ModelConfig], dict[str, Any]]
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
@@ -86,6 +104,11 @@ class Family:
     bias_keys: tuple[Literal["attention_bias", "mlp_bias"], ...] = ()
     qkv_bias: bool = False
     qk_norm: bool = False
+    read_act: Callable[[RawFields], HiddenAct] = _silu
+    act_key: str = "hidden_act"
+    read_options: Callable[[RawFields], Options] = lambda fields: {}
+    write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
+    completed: Callable[[ModelConfig], ModelConfig] = lambda config: config
     ignored: Mapping[str, str] = field(default_factory=dict)
     gguf: GgufForm | None = None
     presets: Mapping[str, Preset] = field(default_factory=dict)

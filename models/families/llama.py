@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
-from blockexport.models.families.family import Family, GgufForm, LayerOptions, Preset
-from blockexport.models.families.windows import stated_layer_types
-
-
-def _full_attention(fields: RawFields, layers: int) -> LayerOptions:
-    types = stated_layer_types(fields, layers)
-    why = "llama has full attention; the windowed family is model_type mistral"
-    fields.only("sliding_window", (None,), why)
-    fields.only("use_sliding_window", (False,), why)
-    if types is not None and "sliding_attention" in types:
-        raise fields.error("layer_types has sliding_attention, and llama has full attention in every layer")
-    return LayerOptions()
-
+from blockexport.models.families.family import Family, GgufForm, Preset
+from blockexport.models.families.windows import full_attention
 
 _LLAMA_3_8B = ModelConfig(
     model_type="llama",
@@ -92,7 +80,7 @@ LLAMA = Family(
     bos_token_id=1,
     eos_token_ids=(2,),
     bias_keys=("attention_bias", "mlp_bias"),
-    read_layers=_full_attention,
+    read_layers=full_attention("llama", "the windowed family is model_type mistral"),
     write_layers=lambda config: {},
     ignored={"max_window_layers": "says nothing without a window; left behind by conversions from Qwen"},
     gguf=GgufForm("llama", neighbour_pairs=True, more_biases=True, rope_factors=True),

@@ -71,6 +71,8 @@ SMOLLM3 = Family(
         "max_window_layers": "transformers does not read it; left behind by conversions from Qwen",
         "pretraining_tp": "transformers does not read it; the published file says 2, for how it was trained",
     },
-    gguf=GgufForm("smollm3", neighbour_pairs=True, layers_without_rope=_every_nth),
+    gguf=GgufForm(
+        "smollm3", neighbour_pairs=True, options=lambda fields, layers: {"layers_without_rope": _every_nth(layers)}
+    ),
     presets={"smollm3-3b": Preset(_SMOLLM3_3B, "https://huggingface.co/HuggingFaceTB/SmolLM3-3B")},
 )

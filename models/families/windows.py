@@ -26,6 +26,21 @@ def stated_layer_types(fields: RawFields, layers: int) -> tuple[LayerType, ...] 
     return cast("tuple[LayerType, ...]", tuple(value))
 
 
+def full_attention(model_type: str, hint: str = "") -> Callable[[RawFields, int], LayerOptions]:
+    """No windows: `read_layers` of a family without them. `hint` says which family has them."""
+    why = f"{model_type} has full attention" + (f"; {hint}" if hint else "")
+
+    def read(fields: RawFields, layers: int) -> LayerOptions:
+        types = stated_layer_types(fields, layers)
+        fields.only("sliding_window", (None,), why)
+        fields.only("use_sliding_window", (False,), why)
+        if types is not None and "sliding_attention" in types:
+            raise fields.error(f"layer_types has sliding_attention, and {model_type} has full attention in every layer")
+        return LayerOptions()
+
+    return read
+
+
 def windows_of_late_layers(fields: RawFields, layers: int) -> LayerOptions:
     """Where `layer_types` is absent, the layers from `max_window_layers` on have the window."""
     first = fields.integer("max_window_layers", _DEFAULT_FULL_LAYERS, minimum=0)

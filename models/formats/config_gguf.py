@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from blockexport.models.config.config_fields import MAX_LAYERS, HeadKeys, RawFields, check_heads, derived_head_dim
+from blockexport.models.config.config_fields import (
+    MAX_LAYERS,
+    HeadKeys,
+    RawFields,
+    check_heads,
+    derived_head_dim,
+    shortest_decimal,
+)
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.families.every_family import GGUF_FAMILIES
@@ -83,7 +89,6 @@ def config_from_gguf(
     attention = f"{arch}.attention"
     keys = HeadKeys(f"{attention}.head_count", f"{attention}.head_count_kv", f"{attention}.key_length")
     check_heads(raw, keys, heads, key_value_heads, head_dim)
-    _refuse_a_window(raw, arch)
     config = ModelConfig(
         model_type=family.model_type,
         vocab_size=_vocab_size(raw, arch),
@@ -94,29 +99,22 @@ def config_from_gguf(
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
         max_position_embeddings=raw.integer(f"{arch}.context_length"),
-        rms_norm_eps=_decimal(raw.number(f"{arch}.attention.layer_norm_rms_epsilon")),
-        rope_theta=_decimal(raw.number(f"{arch}.rope.freq_base", DEFAULT_ROPE_THETA)),
+        rms_norm_eps=shortest_decimal(raw.number(f"{arch}.attention.layer_norm_rms_epsilon")),
+        rope_theta=shortest_decimal(raw.number(f"{arch}.rope.freq_base", DEFAULT_ROPE_THETA)),
         rope_scaling=_rope_scaling(raw, form, freq_factors, head_dim),
         qkv_bias=_any_bias(tensor_names, "attn_q", "attn_k", "attn_v"),
         o_bias=form.more_biases and _any_bias(tensor_names, "attn_output"),
         mlp_bias=form.more_biases and _any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
         qk_norm=family.qk_norm,
-        layers_without_rope=form.layers_without_rope(layers),
         tie_word_embeddings="output.weight" not in tensor_names,
         dtype=FILE_TYPE_DTYPES.get(raw.integer("general.file_type", 0, minimum=0), "float32"),
         bos_token_id=raw.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
         eos_token_ids=_end_tokens(raw),
     )
+    config = replace(config, **form.options(raw, layers))
+    _refuse_a_window(raw, arch)
     _refuse_the_rest(raw, arch, head_dim)
-    return config
-
-
-def _decimal(value: float) -> float:
-    """The shortest decimal that rounds to the float32 a GGUF file stores: 1e-05 for 9.999999747378752e-06.
-
-    The source's config said the decimal; with it the float64 reference is the same for both files.
-    """
-    return float(str(np.float32(value))) if 1e-37 < value < 1e38 else value
+    return family.completed(config)
 
 
 def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) -> int:
@@ -176,8 +174,8 @@ def _rope_scaling(
         kind = "linear"
     raw.get(f"{prefix}.original_context_length")  # neither `linear` nor the factors depend on it
     raw.get(f"{prefix}.finetuned")  # a note on the training
-    factor = _decimal(raw.number(f"{prefix}.factor", raw.number(old, 1.0)))
-    if raw.has(old) and _decimal(raw.number(old)) != factor:
+    factor = shortest_decimal(raw.number(f"{prefix}.factor", raw.number(old, 1.0)))
+    if raw.has(old) and shortest_decimal(raw.number(old)) != factor:
         raise raw.error(f"{prefix}.factor is {factor} and {old} is {raw.number(old)}; keep the one that is right")
     if kind == "none" and factor != 1.0:
         stated = raw.told(f"{prefix}.factor" if raw.has(f"{prefix}.factor") else old, factor)
@@ -202,12 +200,14 @@ def _rope_scaling(
 
 
 def _refuse_a_window(raw: RawFields, arch: str) -> None:
-    """llama.cpp reads no window in these architectures: whatever the file says, every layer sees the whole prefix.
+    """llama.cpp reads no window in most architectures: whatever the file says, every layer sees the whole prefix.
 
     What the writer of such a file meant and what its readers compute are two things, unless the window is as long as
     the context.
     """
     key, pattern_key = f"{arch}.attention.sliding_window", f"{arch}.attention.sliding_window_pattern"
+    if key in raw.used:
+        return
     window = raw.integer(key, 0, minimum=0)
     pattern = raw.get(pattern_key)
     none_has_it = isinstance(pattern, list | tuple) and not any(pattern)
@@ -234,9 +234,10 @@ def _end_tokens(raw: RawFields) -> tuple[int, ...]:
 
 def _refuse_the_rest(raw: RawFields, arch: str, head_dim: int) -> None:
     for key, (allowed, why) in NEUTRAL.items():
-        raw.only(f"{arch}.{key}", allowed, why)
+        if f"{arch}.{key}" not in raw.used:
+            raw.only(f"{arch}.{key}", allowed, why)
     scale = f"{arch}.attention.scale"
-    if raw.has(scale) and not math.isclose(raw.number(scale), head_dim**-0.5, rel_tol=1e-6):
+    if raw.has(scale) and scale not in raw.used and not math.isclose(raw.number(scale), head_dim**-0.5, rel_tol=1e-6):
         raise raw.error(f"{scale} is {raw.number(scale)}; only 1 / sqrt({head_dim}) can be exported")
     if raw.integer("split.count", 0, minimum=0) > 1:
         raise raw.error(f"this is one of {raw.get('split.count')} parts; merge them first (llama-gguf-split --merge)")

@@ -24,7 +24,6 @@ from blockexport.models.strict_json import shown
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim")
-SILU_NAMES = ("silu", "swish")  # transformers' ACT2FN has the one function under both names
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
@@ -68,10 +67,10 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        hidden_act=_hidden_act(fields),
+        hidden_act=family.read_act(fields),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
@@ -81,9 +80,10 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         bos_token_id=fields.optional_integer("bos_token_id", family.bos_token_id, minimum=0),
         eos_token_ids=fields.token_ids("eos_token_id", family.eos_token_ids),
         **by_layer._asdict(),
+        **family.read_options(fields),
     )
     _refuse_the_rest(fields, family)
-    return config
+    return family.completed(config)
 
 
 def _family(fields: RawFields) -> Family:
@@ -91,13 +91,6 @@ def _family(fields: RawFields) -> Family:
     if model_type not in FAMILIES:
         raise fields.error(f"model_type {model_type!r} is not implemented; supported are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
-
-
-def _hidden_act(fields: RawFields) -> str:
-    act = fields.text("hidden_act", "silu")
-    if act not in SILU_NAMES:
-        raise fields.error(f"hidden_act {act!r} is not implemented; supported are {', '.join(SILU_NAMES)}")
-    return "silu"
 
 
 def _dtype(fields: RawFields) -> str:

@@ -14,7 +14,7 @@ _SAME_NAMES = (
     "model_type",
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "bos_token_id"),
+    *("max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "bos_token_id"),
 )
 
 
@@ -30,11 +30,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     data: dict[str, Any] = {
         "architectures": [family.class_name],
         **{name: getattr(config, name) for name in _SAME_NAMES},
+        family.act_key: config.hidden_act,
         "rope_scaling": _rope_scaling(config.rope_scaling),
         "torch_dtype": config.dtype,
         "eos_token_id": list(config.eos_token_ids) or None,
         **{key: biases[key] for key in family.bias_keys},
         **family.write_layers(config),
+        **family.write_options(config),
     }
     try:
         return data if config_from_hf(data, "config.json") == config else None

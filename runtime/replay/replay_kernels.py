@@ -113,13 +113,16 @@ def attention(call: Call) -> torch.Tensor:
     """
     q, k, v, mask = call.need(0), call.need(1), call.need(2), call.given(3)
     call.same_type(0, 1, 2)
-    call.only(is_causal=0, softcap=0.0, qk_matmul_output_mode=0)
+    call.only(is_causal=0, qk_matmul_output_mode=0)
     if q.ndim != 4 or any(call.given(i) is not None for i in (4, 5, 6)):
         raise call.refuse("only 4-D heads with the whole cache as key and value are implemented")
     scale = math.sqrt(call.attribute("scale", q.shape[-1] ** -0.5))
     repeats = q.shape[1] // k.shape[1]
     key, value = (wide(x).repeat_interleave(repeats, dim=1) for x in (k, v))
     scores = (wide(q) * scale) @ (key * scale).transpose(-1, -2)
+    cap = call.attribute("softcap", 0.0)
+    if cap:
+        scores = (scores / cap).tanh() * cap
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + wide(mask)
     if call.attribute("softmax_precision", 0):

@@ -15,18 +15,22 @@ from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import SamplingOptions
-from tests.exported import export, random_model
+from tests.exported import EVERYTHING, export, gainful
 from tests.support import shared_path
+from tests.zoo import models
 
 PROMPTS = ("Once upon a time", "Lily and  Tom\n went", "", " The dog", "a</s>b", "é 模 🙂")
 
 ROWS = [[3, 1, 4, 1, 5, 9], [8, 7, 1], [50]]
 
 
-@pytest.mark.parametrize("last_logits_only", [False, True])
-def test_right_padded_rows_of_unequal_length(tmp_path: Path, last_logits_only: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "last_logits_only"),
+    [("everything", False), ("everything", True), ("norms after", False), ("scaled", False)],
+)
+def test_right_padded_rows_of_unequal_length(tmp_path: Path, model: str, last_logits_only: bool) -> None:
     """Logits after the prompts and after a step, of every row, against the row by itself."""
-    export(random_model(), tmp_path, slots=29, last_logits_only=last_logits_only)
+    export(gainful(models(EVERYTHING)[model]), tmp_path, slots=29, last_logits_only=last_logits_only)
     model = og.Model(str(tmp_path))
     pad = json.loads((tmp_path / "genai_config.json").read_text())["model"]["pad_token_id"]
     parameters = og.GeneratorParams(model)

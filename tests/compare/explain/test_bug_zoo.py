@@ -51,6 +51,10 @@ FULL = (
     "qkv_bias_dropped",
     "gelu_tanh",
     "silu_missing",
+    "silu-scaled",
+    "gelu-scaled",
+    "attention_out_norm_dropped-scaled",
+    "mlp_out_norm_dropped-scaled",
     "mlp_residual_dropped",
     "layer_duplicated",
 )

@@ -13,7 +13,7 @@ from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import LargeNudge
 from blockexport.compare.explain.defects import DROPOUT, catalogue, title_of
 from blockexport.compare.explain.defects_attention import scaled_by
-from blockexport.compare.explain.defects_block import SITE_NORMS
+from blockexport.compare.explain.defects_block import site_norms
 from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 from blockexport.compare.explain.diagnose import Hints, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
@@ -172,7 +172,9 @@ def test_nan_is_no_dropout() -> None:
 def test_every_defect_has_a_title_without_its_internal_name() -> None:
     known = {d.name for config in models(EVERYTHING).values() for d in catalogue(config, position=3, times=1.1)}
     known |= {
-        d.name for site in (*SITE_NORMS, "final_norm", "query") for d in catalogue(EVERYTHING, site=site, times=1.1)
+        d.name
+        for site in (*site_norms(EVERYTHING), "final_norm", "query")
+        for d in catalogue(EVERYTHING, site=site, times=1.1)
     }
     for name in known | {DROPOUT, EXCHANGED, LOST}:
         assert title_of(name) and "_" not in title_of(name).replace("_proj", "")

@@ -16,7 +16,7 @@ from blockexport.compare.core.weights_in_parts import make_block
 from blockexport.compare.explain import locate as locating
 from blockexport.compare.explain.graph_values import SiteError
 from blockexport.compare.explain.locate import locate
-from blockexport.compare.explain.sites import LABELS, LAYER_SITES, eager_sites
+from blockexport.compare.explain.sites import LABELS, eager_sites, layer_sites
 from blockexport.compare.explain.value_distance import relative_error
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.export.bundle.manifest import ONNX_FILE
@@ -25,6 +25,7 @@ from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 from tests.exported import EVERYTHING, export, gainful
+from tests.zoo import models
 from tests.zoo_bench import Bench
 from tests.zoo_edits import attribute, decode_position, gelu, rope_on_v, slots
 
@@ -54,19 +55,22 @@ def test_a_sound_file_has_nothing_to_locate(bundles: dict[str, Path], name: str)
     assert search.location is None and search.reproduced and search.confined is None
     assert search.mapping == (0, 1, 2)
     seen = {row.site for row in search.rows if not row.absent}
-    assert seen == set(LABELS) - ({"embedding"} if name == "headless" else set())
+    absent = {"attention_out_norm", "mlp_out_norm", *(["embedding"] if name == "headless" else [])}
+    assert seen == set(LABELS) - absent
     assert {row.call.start for row in search.rows} == {call.start for call in CALLS}
 
 
-def test_sites_are_the_block_step_by_step() -> None:
-    block = make_block(CHECKPOINT, 1, torch.float32)
+@pytest.mark.parametrize("model", ["everything", "norms after", "scaled"])
+def test_sites_are_the_block_step_by_step(model: str) -> None:
+    config = models(EVERYTHING)[model]
+    block = make_block(gainful(config), 1, torch.float32)
     step = CachedPath(CHECKPOINT, torch.float32, IDS, CALLS, SLOTS).step(CALLS[0], block.window)
     x_TD, past = torch.randn(7, EVERYTHING.hidden_size), torch.randn(2, 1, 2, SLOTS, EVERYTHING.head_dim)
     sites = eager_sites(block, x_TD, step, past[0], past[1])
     out_TD, key, value = block(x_TD, step, past[0], past[1])
     assert torch.equal(sites["mlp_residual"], out_TD)
     assert torch.equal(sites["cache_key"], key) and torch.equal(sites["cache_value"], value)
-    assert set(sites) == set(LAYER_SITES)
+    assert set(sites) == set(layer_sites(config))
 
 
 def nameless(folder: Path) -> ir.Model:

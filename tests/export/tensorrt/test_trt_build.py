@@ -73,6 +73,26 @@ FAMILIES = {
         "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 32),
         "sliding_window": None,
     },
+    "norms after the sublayers": {
+        "model_type": "olmo2",
+        "qkv_bias": False,
+        "qk_norm_over": "projection",
+        "norm_placement": "post",
+        "sliding_window": None,
+    },
+    "gains of 1 + w, GeGLU, multipliers, capped logits": {
+        "model_type": "gemma",
+        "qk_norm": False,
+        "qkv_bias": False,
+        "norm_gain_offset": True,
+        "norm_placement": "both",
+        "hidden_act": "gelu_pytorch_tanh",
+        "query_scale": 0.3,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "logits_multiplier": 0.125,
+        "final_logit_softcapping": 30.0,
+    },
 }
 
 
@@ -87,9 +107,17 @@ def test_every_family_is_built_and_audited(family: str, tmp_path: Path) -> None:
     built = build(tmp_path / "bundle")
     assert built.audit.attention == "fused"
     assert (built.audit.cache_updates, built.audit.attention_layers) == (6, 3)
-    assert built.audit.norm_statistics == {"float32": 3 * (4 if changes["qk_norm"] else 2) + 1}
+    config = read_manifest(tmp_path / "bundle").config
+    assert built.audit.norm_statistics == {"float32": 3 * (len(config.layer_norms) + 2 * config.qk_norm) + 1}
     assert built.audit.matrix_products == {"float16": 22}
     assert len(bytes(built.engine)) > built.audit.weight_bytes["float16"]
+
+
+def test_capped_scores_are_refused_by_name(tmp_path: Path) -> None:
+    """No layer of TensorRT's caps scores."""
+    export(random_model(attn_logit_softcapping=20.0), tmp_path / "bundle", Precision.FP16)
+    with pytest.raises(UsageError, match="softcap is set, which TensorRT does not take"):
+        build(tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("options", [{"headless": True}, {"last_logits_only": True}])

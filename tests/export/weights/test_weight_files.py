@@ -173,7 +173,7 @@ def test_a_quantised_file_says_what_it_was_and_how_it_grew(tmp_path: Path, out: 
             name.split(".")[-2], "F32"
         )
         stored = GGMLQuantizationType[kind]
-        writer.add_tensor(gguf_name(name), quants.quantize(values.numpy(), stored), raw_dtype=stored)
+        writer.add_tensor(gguf_name(name, config), quants.quantize(values.numpy(), stored), raw_dtype=stored)
     close_gguf(writer)
     written = write_weights(open_checkpoint(str(tmp_path / "m.gguf")), out, precision, list(weights))
     assert written.report.source_types == ("F16", "F32", "Q4_1", "Q8_0")

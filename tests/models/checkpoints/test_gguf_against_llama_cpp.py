@@ -18,7 +18,7 @@ from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
-from tests.small_models import add_weights, close_gguf, small_config, small_weights
+from tests.small_models import add_options, add_weights, close_gguf, small_config, small_weights
 
 TOKENS = 90
 SIZES: dict[str, Any] = {
@@ -102,7 +102,8 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-EVERY = ("llama", "qwen2", "qwen3", "smollm3")
+WINDOWLESS = ("llama", "olmo2", "gemma", "granite", "qwen2", "qwen3", "smollm3")
+EVERY = (*WINDOWLESS, "gemma2")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
@@ -117,8 +118,8 @@ EQUAL: list[tuple[str, Add]] = [
     ("smollm3", biases("attn_q", "attn_k", "attn_v")),
 ]
 REFUSED: list[tuple[str, Add, str]] = [
-    *((arch, window, "sliding_window is 7, which llama.cpp ignores") for arch in EVERY),
-    *((arch, window_of_layers, "sliding_window is 7, which llama.cpp ignores") for arch in EVERY),
+    *((arch, window, "sliding_window is 7, which llama.cpp ignores") for arch in WINDOWLESS),
+    *((arch, window_of_layers, "sliding_window is 7, which llama.cpp ignores") for arch in WINDOWLESS),
     ("llama", factor_without_a_type, "rope.scaling.factor is 4.0"),
     ("qwen2", factors, "refuses in qwen2"),
     ("qwen3", factors, "refuses in qwen3"),
@@ -137,9 +138,25 @@ REFUSED: list[tuple[str, Add, str]] = [
 
 
 def config_of(arch: str) -> ModelConfig:
-    if arch != "smollm3":
-        return small_config(arch, **SIZES)
-    return small_config(arch, **{**SIZES, "num_hidden_layers": 9}, layers_without_rope=(3, 7))
+    options: dict[str, dict[str, Any]] = {
+        "smollm3": {"num_hidden_layers": 9, "layers_without_rope": (3, 7)},
+        "gemma": {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+        "gemma2": {
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "sliding_window": 7,
+            "layer_types": ("sliding_attention", "full_attention"),
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+        "granite": {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "query_scale": 0.0625,
+            "logits_multiplier": 2.0,
+        },
+    }
+    return small_config(arch, **{**SIZES, **options.get(arch, {})})
 
 
 def write(path: Path, arch: str, add: Add) -> Path:
@@ -158,6 +175,7 @@ def write(path: Path, arch: str, add: Add) -> Path:
     writer.add_token_list(["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(TOKENS - 3))])
     writer.add_token_scores([0.0] * TOKENS)
     writer.add_token_types([2, 3, 3, *[1] * (TOKENS - 3)])
+    add_options(writer, config)
     add_weights(writer, config, small_weights(config))
     add(writer)
     close_gguf(writer)

@@ -129,7 +129,7 @@ def test_half_precision_keeps_its_type(tmp_path: Path, kind: str, dtype: torch.d
         if heads is not None:
             pairs = stored.shape[0] // heads // 2
             stored = stored.view(heads, 2, pairs, -1).transpose(1, 2).reshape(stored.shape)
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(stored.numpy(), raw_type), raw_dtype=raw_type)
+        writer.add_tensor(gguf_name(name, config), gguf.quants.quantize(stored.numpy(), raw_type), raw_dtype=raw_type)
     close_gguf(writer)
     checkpoint = GgufCheckpoint(tmp_path / "model.gguf")
     for name, saved in weights.items():

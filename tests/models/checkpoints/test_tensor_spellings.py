@@ -302,7 +302,7 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
         renamed(meta_name, "consolidated.safetensors"),
         ["only consolidated.safetensors", "21 tensors"],
     ),
-    "GGUF's names": (renamed(gguf_name), ["blk.0.attn_norm.weight", "GGUF"]),
+    "GGUF's names": (renamed(lambda name: gguf_name(name, small_config())), ["blk.0.attn_norm.weight", "GGUF"]),
     "fused projections": (fused, ["self_attn.qkv_proj.weight", "fused"]),
     "an adapter beside its model": (
         added(base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight=ones(8, 42)),

@@ -33,6 +33,10 @@ CLASSES: dict[str, Any] = {
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "gemma": partial(transformers.GemmaConfig, pad_token_id=None),
+    "gemma2": partial(transformers.Gemma2Config, pad_token_id=None),
+    "granite": transformers.GraniteConfig,
+    "olmo2": partial(transformers.Olmo2Config, pad_token_id=None),
     "smollm3": partial(transformers.SmolLM3Config, pad_token_id=None),
 }
 LLAMA3 = {
@@ -63,6 +67,25 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {}),
     ("qwen3", {"head_dim": 10, "attention_bias": True, "use_sliding_window": True, "layer_types": MIXED}),
     ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 1e6}),
+    ("gemma", {"num_key_value_heads": 2}),
+    ("gemma", {"hidden_act": "gelu", "head_dim": 10, "attention_bias": True, "rms_norm_eps": 1e-5}),
+    ("gemma2", {}),
+    ("gemma2", {"query_pre_attn_scalar": 144, "attn_logit_softcapping": None, "final_logit_softcapping": 7.5}),
+    ("gemma2", {"sliding_window": 17, "layer_types": MIXED, "hidden_activation": "silu", "head_dim": 10}),
+    ("granite", {}),
+    (
+        "granite",
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 12,
+            "logits_scaling": 49.0,
+            "residual_multiplier": 0.22,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True, "rope_theta": 5e5, "rms_norm_eps": 1e-6}),
     ("smollm3", {}),
     ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 10, "tie_word_embeddings": False}),
     ("smollm3", {"no_rope_layers": [1, 0, 0, 1, 1, 0], "attention_bias": True, "mlp_bias": True, "rope_theta": 1e6}),
@@ -94,9 +117,10 @@ def reference(model_type: str, changes: dict[str, Any]) -> Any:
 def test_equals_what_transformers_resolves(model_type: str, changes: dict[str, Any], form: Any) -> None:
     expected = reference(model_type, changes)
     config = config_from_hf(form(model_type, changes), "config.json")
-    for name in (*DIMENSIONS, "rms_norm_eps", "tie_word_embeddings", "hidden_act", "bos_token_id"):
+    for name in (*DIMENSIONS, "rms_norm_eps", "tie_word_embeddings", "bos_token_id"):
         if name != "num_key_value_heads" or changes.get(name, 0) is not None:
             assert getattr(config, name) == getattr(expected, name), name
+    assert config.hidden_act == getattr(expected, "hidden_activation", None) or expected.hidden_act
     assert config.num_key_value_heads == expected.num_key_value_heads
     assert config.head_dim == (getattr(expected, "head_dim", None) or 48 // 6)
     assert config.dtype == str(expected.dtype or "float32").removeprefix("torch.")
@@ -231,8 +255,12 @@ def test_old_and_new_rope_keys_may_repeat_each_other() -> None:
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     # not implemented, by name and with what is
-    ("gemma3", {}, ["'gemma3'", "llama, mistral, qwen2, qwen3, smollm3"]),
-    ("llama", {"hidden_act": "gelu"}, ["'gelu'", "silu"]),
+    ("mamba", {}, ["'mamba'", "gemma, gemma2, granite, llama, mistral, olmo2, qwen2, qwen3, smollm3"]),
+    ("llama", {"hidden_act": "relu"}, ["'relu'", "silu"]),
+    ("gemma", {"hidden_activation": "gelu"}, ["hidden_activation", "gelu"]),
+    ("gemma", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+    ("gemma2", {"sliding_window": None}, ["sliding_window is null"]),
+    ("granite", {"residual_multiplier": 0}, ["residual_multiplier is 0"]),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
     ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "linear"]),
