@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
+from blockexport.models.families.olmo2 import OLMO2
 from blockexport.models.families.qwen2 import QWEN2
 from blockexport.models.families.qwen3 import QWEN3
 from blockexport.models.families.smollm3 import SMOLLM3
@@ -12,6 +13,7 @@ from blockexport.models.families.smollm3 import SMOLLM3
 _ALL = (
     LLAMA,
     MISTRAL,
+    OLMO2,
     QWEN2,
     QWEN3,
     SMOLLM3,
