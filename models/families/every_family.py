@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockexport.models.families.family import Family, GgufForm, Preset
+from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.olmo2 import OLMO2
@@ -11,6 +12,7 @@ from blockexport.models.families.qwen3 import QWEN3
 from blockexport.models.families.smollm3 import SMOLLM3
 
 _ALL = (
+    GEMMA,
     LLAMA,
     MISTRAL,
     OLMO2,
