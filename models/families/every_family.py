@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
+from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.olmo2 import OLMO2
@@ -13,6 +14,7 @@ from blockexport.models.families.smollm3 import SMOLLM3
 
 _ALL = (
     GEMMA,
+    GRANITE,
     LLAMA,
     MISTRAL,
     OLMO2,
