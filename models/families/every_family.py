@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
+from blockexport.models.families.gemma2 import GEMMA2
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
@@ -14,6 +15,7 @@ from blockexport.models.families.smollm3 import SMOLLM3
 
 _ALL = (
     GEMMA,
+    GEMMA2,
     GRANITE,
     LLAMA,
     MISTRAL,
