@@ -39,7 +39,7 @@ def small_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
         max_position_embeddings=512,
         rms_norm_eps=1e-5,
         rope_theta=10_000.0,
-        qkv_bias=model_type == "qwen2",
+        qkv_bias=model_type in ("qwen2", "seed_oss"),
         qk_norm=model_type in ("qwen3", "olmo2"),
         bos_token_id=1,
         eos_token_ids=(2,),
@@ -107,6 +107,7 @@ _GGUF_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -127,6 +128,8 @@ _GGUF_NORMS = {
 def gguf_name(name: str, config: ModelConfig) -> str:
     """llama.cpp's name of a Hugging Face tensor."""
     norms = {norm: _GGUF_NORMS[place] for place, norm in config.layer_norms.items()}
+    if config.model_type == "seed_oss":
+        norms["post_attention_layernorm"] = "post_attention_norm"
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
@@ -179,6 +182,20 @@ def add_options(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_logit_scale(1.0 / config.logits_multiplier)
 
 
+def stacked(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Weights with q, k and v in one matrix, and gate and up in the place of up, as llama.cpp has Phi-3's."""
+    made = dict(weights)
+    for name in weights:
+        stem, found, kind = name.partition("self_attn.q_proj")
+        if found:
+            attention = [made.pop(f"{stem}self_attn.{part}_proj{kind}") for part in "qkv"]
+            made[f"{stem}self_attn.qkv_proj{kind}"] = torch.cat(attention)
+        stem, found, kind = name.partition("mlp.gate_proj")
+        if found:
+            made[f"{stem}mlp.up_proj{kind}"] = torch.cat([made.pop(name), made[f"{stem}mlp.up_proj{kind}"]])
+    return made
+
+
 def add_weights(
     writer: gguf.GGUFWriter,
     config: ModelConfig,
@@ -189,7 +206,7 @@ def add_weights(
 
     Those of `kinds` are quantised, the others F32.
     """
-    for name, tensor in weights.items():
+    for name, tensor in (stacked(weights) if writer.arch == "phi3" else weights).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads is not None and writer.arch in ("llama", "granite", "smollm3"):

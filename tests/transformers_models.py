@@ -67,6 +67,8 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         mlp_bias=True,
     ),
     "olmo2": lambda: transformers.Olmo2Config(**_SIZES, pad_token_id=None),
+    "phi3": lambda: transformers.Phi3Config(**_SIZES, sliding_window=WINDOW, pad_token_id=None),
+    "seed_oss": lambda: transformers.SeedOssConfig(**_SIZES, attention_out_bias=True, mlp_bias=True, pad_token_id=None),
     "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=None),
     "smollm3-mixed": lambda: transformers.SmolLM3Config(
         **_SIZES,

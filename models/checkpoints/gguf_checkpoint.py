@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,15 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
+from blockexport.models.checkpoints.fused_tensors import parts_of
 from blockexport.models.checkpoints.gguf_codes import SCHEMES, codes_and_scales
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, needed_entries
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
 from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import ModelConfig, NormPlace
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import GGUF_FAMILIES
+from blockexport.models.families.family import GgufForm
 from blockexport.models.formats.config_gguf import config_from_gguf
 from blockexport.models.quantised_matrix import QuantisedMatrix
 
@@ -37,6 +40,7 @@ _IN_BLOCK = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -47,7 +51,6 @@ _IN_BLOCK = {
 _NORMS: dict[str, NormPlace] = {
     "attn_norm": "attention_in",
     "post_attention_norm": "attention_out",
-    "ffn_norm": "mlp_in",
     "post_ffw_norm": "mlp_out",
 }
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -90,7 +93,8 @@ class GgufCheckpoint(Checkpoint):
         factors = self._rope_factors(stored.pop(ROPE_FACTORS, None))
         self.config = config_from_gguf(self.metadata, factors, stored.keys(), str(path))
         _, self._form = GGUF_FAMILIES[self.metadata["general.architecture"]]
-        self._stored = {hugging_face_name(name, self.config): tensor for name, tensor in stored.items()}
+        names = {hugging_face_name(name, self.config, self._form): tensor for name, tensor in stored.items()}
+        self._stored = _taken_apart(names, self._form, self.config)
         found = {name: self._entry(name, tensor) for name, tensor in self._stored.items()}
         self.entries: Mapping[str, TensorEntry] = needed_entries(
             found, self.config, str(path), "the model it was made from"
@@ -189,12 +193,29 @@ class GgufCheckpoint(Checkpoint):
         return tuple(values.ravel().tolist())
 
 
-def hugging_face_name(name: str, config: ModelConfig) -> str:
+def _taken_apart(stored: Mapping[str, GgufTensor], form: GgufForm, config: ModelConfig) -> dict[str, GgufTensor]:
+    """The tensors with each part of a stacked one in its place: some of its rows."""
+    expected, found = expected_tensors(config), dict[str, GgufTensor]()
+    for name, tensor in stored.items():
+        parts = parts_of(name, form.fused, expected)
+        if parts is None or tensor.shape[0] != parts[-1][1].stop:  # another shape is refused by its name
+            found[name] = tensor
+            continue
+        width = tensor.length // tensor.shape[0]
+        for part, rows in parts:
+            count = rows.stop - rows.start
+            place = {"offset": tensor.offset + rows.start * width, "length": count * width}
+            found[part] = replace(tensor, shape=(count, *tensor.shape[1:]), **place)
+    return found
+
+
+def hugging_face_name(name: str, config: ModelConfig, form: GgufForm) -> str:
     """The Hugging Face name of a GGUF tensor; a name that has none comes back as it is, to be refused by it."""
     if name in _WHOLE:
         return _WHOLE[name]
     match = _BLOCK_NAME.fullmatch(name)
-    norms = {stored: config.layer_norms.get(place) for stored, place in _NORMS.items()}
+    places = {**_NORMS, form.mlp_norm: "mlp_in"}
+    norms = {stored: config.layer_norms.get(place) for stored, place in places.items()}
     found = None if match is None else {**norms, **_IN_BLOCK}.get(match[2])
     if match is None or found is None:
         return name

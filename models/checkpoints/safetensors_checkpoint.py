@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
+from blockexport.models.checkpoints.fused_tensors import taken_apart
 from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.formats.config_hf import read_hf_config
 from blockexport.models.formats.packing import read_packing
 from blockexport.models.regular_file import open_regular, read_json_object
@@ -44,9 +46,10 @@ class SafetensorsCheckpoint(Checkpoint):
         stored, notes = stored_entries(self.folder)
         spelled = in_hugging_face_names(stored, self.config, where)
         packing = read_packing(content, str(self.folder / "config.json"))
-        unpacked = Unpacked(spelled.entries, {})
+        expected, fused = expected_tensors(self.config), FAMILIES[self.config.model_type].fused
+        unpacked = Unpacked(taken_apart(spelled.entries, fused, expected, where), {})
         if packing is not None:
-            unpacked = with_packed(spelled.entries, packing, expected_tensors(self.config), where)
+            unpacked = with_packed(unpacked.entries, packing, expected, where)
         found, self._packed = unpacked.entries, unpacked.matrices
         self.notes = (*notes, *spelled.notes, *unpacked.notes)
         self.entries: Mapping[str, TensorEntry] = needed_entries(found, self.config, where)

@@ -39,6 +39,8 @@ class GgufForm:
         neighbour_pairs: RoPE turns neighbouring dimensions, so the rows of q and k are in another order.
         more_biases: o_proj and the MLP may have biases, and not only q, k and v.
         rope_factors: the tensor `rope_freqs.weight` is read.
+        mlp_norm: the norm before the MLP.
+        fused: see `Family`.
         gain_offset_added: norms hold 1 + weight.
         options: those that its own keys say, or its reader decides, for a model of so many layers.
     """
@@ -47,6 +49,8 @@ class GgufForm:
     neighbour_pairs: bool = False
     more_biases: bool = False
     rope_factors: bool = False
+    mlp_norm: str = "ffn_norm"
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gain_offset_added: bool = False
     options: Callable[[RawFields, int], Options] = lambda fields, layers: {}
 
@@ -77,6 +81,9 @@ class Family:
         bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
         qkv_bias: q, k and v always have biases, where no key says so.
         qk_norm: query and key heads are normed before RoPE.
+        fused: projections that a checkpoint has stacked in one matrix, and their parts in order.
+        written_as: the family as which a bundle's `config.json` describes a model, where the bundle's tensors are named
+            like that one's; None: as itself.
         completed: the config with the options that its family and its other fields decide.
         ignored: keys without a meaning in this family alone, each with the reason.
         read_layers: options by layer, from a config with so many layers. Raises UsageError where keys disagree.
@@ -108,6 +115,8 @@ class Family:
     act_key: str = "hidden_act"
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    written_as: str | None = None
     completed: Callable[[ModelConfig], ModelConfig] = lambda config: config
     ignored: Mapping[str, str] = field(default_factory=dict)
     gguf: GgufForm | None = None

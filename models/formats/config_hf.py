@@ -8,6 +8,7 @@ model computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         bos_token_id=fields.optional_integer("bos_token_id", family.bos_token_id, minimum=0),
         eos_token_ids=fields.token_ids("eos_token_id", family.eos_token_ids),
         **by_layer._asdict(),
-        **family.read_options(fields),
     )
+    config = replace(config, **family.read_options(fields))
     _refuse_the_rest(fields, family)
     return family.completed(config)
 

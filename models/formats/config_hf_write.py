@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
@@ -26,6 +26,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     if config.rope_scaling is not None and config.rope_scaling.rope_type == "freq_factors":
         return None
     family = FAMILIES[config.model_type]
+    if family.written_as is not None:
+        return config_to_hf(replace(config, model_type=family.written_as))
     biases = {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
     data: dict[str, Any] = {
         "architectures": [family.class_name],

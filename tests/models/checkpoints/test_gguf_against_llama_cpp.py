@@ -102,7 +102,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WINDOWLESS = ("llama", "olmo2", "gemma", "granite", "qwen2", "qwen3", "smollm3")
+WINDOWLESS = ("llama", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
 EVERY = (*WINDOWLESS, "gemma2")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
