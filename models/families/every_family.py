@@ -9,8 +9,10 @@ from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.olmo2 import OLMO2
+from blockexport.models.families.phi3 import PHI3
 from blockexport.models.families.qwen2 import QWEN2
 from blockexport.models.families.qwen3 import QWEN3
+from blockexport.models.families.seed_oss import SEED_OSS
 from blockexport.models.families.smollm3 import SMOLLM3
 
 _ALL = (
@@ -20,8 +22,10 @@ _ALL = (
     LLAMA,
     MISTRAL,
     OLMO2,
+    PHI3,
     QWEN2,
     QWEN3,
+    SEED_OSS,
     SMOLLM3,
 )
 
