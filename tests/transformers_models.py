@@ -32,6 +32,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 5000.0,
 }
+_MIXED = ["sliding_attention", "full_attention"]
 _GEMMA2 = {
     **_SIZES,
     "attn_implementation": "eager",  # the only one that caps scores
@@ -41,7 +42,7 @@ _GEMMA2 = {
     "pad_token_id": None,
 }
 WINDOW = 23  # of the families that have one
-_MIXED = ["sliding_attention", "full_attention"]
+
 
 FAMILIES: Mapping[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_SIZES),
@@ -57,6 +58,15 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES),
     "gemma": lambda: transformers.GemmaConfig(**_SIZES, pad_token_id=None),
     "gemma2": lambda: transformers.Gemma2Config(**_GEMMA2, sliding_window=WINDOW),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **{**_GEMMA2, "attn_implementation": "sdpa", "attn_logit_softcapping": None},
+        sliding_window=WINDOW,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        },
+        layer_types=_MIXED,
+    ),
     "granite": lambda: transformers.GraniteConfig(
         **_SIZES,
         embedding_multiplier=12.0,

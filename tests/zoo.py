@@ -37,6 +37,7 @@ from tests.zoo_edits import (
     residual_dropped,
     residual_multiplier_dropped,
     rope_backwards,
+    rope_base_of_others,
     rope_everywhere,
     rope_missing,
     rope_on_v,
@@ -90,6 +91,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("rope_on_v", rope_on_v, ("v_heads",)),
     Exhibit("rope_theta_500000", table(rope_theta=5e5), ("q_rope",)),
     Exhibit("rope_everywhere", rope_everywhere, ("k_rope",), layer=1, model="layer 1 without RoPE"),
+    Exhibit("rope_base_of_others", rope_base_of_others, ("q_rope",), layer=1, model="two bases"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="linear"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="llama3"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="freq_factors"),
@@ -160,7 +162,8 @@ EXHIBITS: list[Exhibit] = [
 
 
 def models(config: ModelConfig) -> dict[str, ModelConfig]:
-    """The zoo's models: one with everything, one with a layer that lacks RoPE, one with norms after the sublayers, one
+    """The zoo's models: one with everything, one with a layer that lacks RoPE, one with two bases of RoPE, one
+    with norms after the sublayers, one
     with all multipliers and caps (and norms before and after), and one for each kind of RoPE's scaling."""
     factors = tuple(1.0 + 0.7 * i for i in range(config.head_dim // 2))
     scalings = {
@@ -174,6 +177,7 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
     return {
         "everything": config,
         "layer 1 without RoPE": unturned,
+        "two bases": replace(config, sliding_rope_theta=300.0, rope_scaling=scalings["linear"]),
         "norms after": replace(config, norm_placement="post", qk_norm_over="projection"),
         "scaled": replace(
             config,

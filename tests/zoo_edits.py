@@ -59,6 +59,12 @@ def rope_everywhere(bench: Bench) -> None:
             bench.put(plain, _turned(bench, plain))
 
 
+def rope_base_of_others(bench: Bench) -> None:
+    for node in bench.nodes("RotaryEmbedding"):
+        for index, name in ((1, "cos"), (2, "sin")):
+            node.replace_input_with(index, bench.value(name))
+
+
 def rope_backwards(bench: Bench) -> None:
     sine = bench.add("Neg", "sin")
     for node in bench.nodes("RotaryEmbedding"):

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE
+from blockexport.models.block.rope import TABLES
 from blockexport.models.checkpoints.checkpoint import FileSlice
 from blockexport.models.checkpoints.mapped_tensor import tensor_of
 from blockexport.models.element_types import BY_ONNX, ELEMENT_TYPES
@@ -23,7 +25,7 @@ from blockexport.models.errors import UsageError
 if TYPE_CHECKING:
     import onnx
 
-_TABLES = ("cos", "sin")  # RoPE tables follow from the config and are no parameters
+_TABLES = tuple(chain(*TABLES))  # RoPE tables follow from the config and are no parameters
 _ZIP_HEADER = 30  # bytes of a local file header before the name and the extra field, whose lengths are its last four
 
 

@@ -224,7 +224,7 @@ def _subtracted(mask: ir.Value) -> Iterator[float | None]:
 
 def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slots: int) -> None:
     """Each table that a rotation reads, once, and by whom."""
-    used: dict[tuple[str, str], list[int]] = defaultdict(list)
+    used: dict[tuple[str, str, ModelConfig], list[int]] = defaultdict(list)
     tensors: dict[str, ir.TensorProtocol | None] = {}
     for layer in range(config.num_hidden_layers):
         turns = [n for n in nodes if n.op_type == "RotaryEmbedding" and _out(n).startswith(f"model.layers.{layer}.")]
@@ -240,13 +240,13 @@ def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slo
             for index, kind in ((1, "cos"), (2, "sin")):
                 value = _input(node, index)
                 tensors[_name(value)] = _tensor(value)
-                used[kind, _name(value)].append(layer)
-    for (kind, name), layers in used.items():
+                used[kind, _name(value), config.rope_of(layer)].append(layer)
+    for (kind, name, rope), layers in used.items():
         tensor = tensors[name]
         if tensor is None:
             audit.unseen.append(f"layer {layers[0]}: {kind} of RotaryEmbedding is computed ({name})")
             continue
-        problem = table_problem(torch.from_numpy(np.array(tensor.numpy(), np.float32)), kind, config, slots)
+        problem = table_problem(torch.from_numpy(np.array(tensor.numpy(), np.float32)), kind, rope, slots)
         if problem is not None:
             alone = len(set(layers)) + len(config.layers_without_rope) < config.num_hidden_layers
             where = f" in {_places([f'layer {i}' for i in sorted(set(layers))], config.num_hidden_layers, 'layers')}"

@@ -18,7 +18,7 @@ from blockexport.compare.core.weights_in_parts import make_block, make_final_nor
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.multipliers import embedded, finished
-from blockexport.models.block.rope import rope_table, rope_table_rows
+from blockexport.models.block.rope import rope_table_rows, rope_tables
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.config.model_config import ModelConfig
@@ -105,7 +105,8 @@ class CachedPath:
         self.calls = list(calls)
         self.slots = max_sequence_length
         self.headless = ends.headless
-        self._cos, self._sin = rope_table(self.config, rope_table_rows(self.config, max_sequence_length))
+        rows = rope_table_rows(self.config, max_sequence_length)
+        self._tables = dict(zip(self._windows(), rope_tables(self.config, rows), strict=True))
 
     @torch.no_grad()
     def run(
@@ -246,7 +247,11 @@ class CachedPath:
         """What the layers of a window share in a call."""
         position_ids = torch.arange(call.start, call.stop)[None]
         mask = visible_slots(position_ids, torch.arange(self.slots), window)
-        return Step(position_ids, position_ids[:, 0], mask, self._cos, self._sin)
+        return Step(position_ids, position_ids[:, 0], mask, *self._tables[window])
+
+    def _windows(self) -> list[int | None]:
+        """The window of each layer, which decides about its RoPE as well."""
+        return [self.config.window_of(layer) for layer in range(self.config.num_hidden_layers)]
 
     def _project(self, cases: Sequence[Case], normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         heads, logits = [case.defect.output(self.config) for case in cases], dict[int, torch.Tensor]()

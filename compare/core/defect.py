@@ -34,13 +34,14 @@ class LayerBlock(Block):
 
     Attributes:
         config: the model.
+        layer: its number.
         window: of this layer; None where it sees the whole prefix.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.config = config
-        self.window = config.window_of(layer)
+        self.layer, self.window = layer, config.window_of(layer)
 
 
 def block_with(*, attention: type[Attention] = Attention, mlp: type[SwiGLU] = SwiGLU) -> type[LayerBlock]:

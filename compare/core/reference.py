@@ -18,7 +18,7 @@ from blockexport.compare.core.weights_in_parts import make_block, make_final_nor
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.block.norm import Norm
-from blockexport.models.block.rope import rope_table
+from blockexport.models.block.rope import rope_tables
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.interface import Ends
@@ -91,12 +91,12 @@ class Reference:
         label = f"reference in {str(self.dtype).removeprefix('torch.')}: layer"
         entering = self._embed(sequences)
         streams = [entering for _ in nudges]
-        cos, sin = rope_table(self.config, max(len(ids) for ids in sequences))
+        tables = rope_tables(self.config, max(len(ids) for ids in sequences))
         for i in range(layers):
             progress(label, i, layers + 1)
             block = self._block(i)
             streams = [
-                [self._layer(block, x_TD if nudge is None else nudge(x_TD), cos, sin) for x_TD in run]
+                [self._layer(block, x_TD if nudge is None else nudge(x_TD), *tables[i]) for x_TD in run]
                 for nudge, run in zip(nudges, streams, strict=True)
             ]
         progress(label, layers, layers + 1)
@@ -117,15 +117,15 @@ class Reference:
         turn, in `dtype`."""
         positions_1S = torch.arange(len(ids_S))[None]
         streams = [self._embed([ids_S])[0] for _ in nudges]
-        cos, sin = rope_table(self.config, len(ids_S))
+        tables = rope_tables(self.config, len(ids_S))
         found: list[list[torch.Tensor]] = [[] for _ in nudges]
         for i in counted(range(self.config.num_hidden_layers), "keys and values: layer", progress):
             block = self._block(i)
             for run, nudge in enumerate(nudges):
                 x_TD = streams[run] if nudge is None else nudge(streams[run])
-                _, *kept = block.self_attn.project(block.normed("attention_in", x_TD), positions_1S, cos, sin)
+                _, *kept = block.self_attn.project(block.normed("attention_in", x_TD), positions_1S, *tables[i])
                 found[run] += [tensor_BKSH[0].transpose(0, 1).flatten(1) for tensor_BKSH in kept]
-                streams[run] = self._layer(block, x_TD, cos, sin)
+                streams[run] = self._layer(block, x_TD, *tables[i])
         return found
 
     def values(self, ids_S: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,7 +134,7 @@ class Reference:
         with torch.inference_mode():
             x_TD = self._embed([ids_S])[0]
         yield "the embedding", x_TD
-        cos, sin = rope_table(self.config, len(ids_S))
+        tables = rope_tables(self.config, len(ids_S))
         for i in range(self.config.num_hidden_layers):
             block, found = self._block(i), list[tuple[str, torch.Tensor]]()
             entered = {**_ENTERED, block.norms.get("mlp_in", ""): "the residual stream after attention"}
@@ -144,7 +144,7 @@ class Reference:
                 if not list(module.children()):
                     module.register_forward_hook(_note(found, name))
             with torch.inference_mode():
-                x_TD = self._layer(block, x_TD, cos, sin)
+                x_TD = self._layer(block, x_TD, *tables[i])
             yield from ((f"layer {i}, {name}", value) for name, value in found)
             yield f"layer {i}, the residual stream after it", x_TD
         with torch.inference_mode():

@@ -63,6 +63,7 @@ _TITLES = {
     "rope_backwards": "RoPE turned backwards",
     "rope_on_v": "RoPE on v",
     "rope_everywhere": "RoPE in every layer",
+    "rope_base_of_others": "RoPE base of the full layers in sliding ones",
     "rope_scaling_dropped": "no RoPE scaling",
     "position_ahead": "decode positions one too high",
     "position_behind": "decode positions one too low",

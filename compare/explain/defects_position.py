@@ -150,6 +150,10 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
         Defect("position_ahead", "in decode the positions given to RoPE are one too high", _decode_positions(1)),
         Defect("position_behind", "in decode the positions given to RoPE are one too low", _decode_positions(-1)),
     ]
+    if config.sliding_rope_theta is not None and "full_attention" in config.layer_types:
+        cause = f"layers with a window have the RoPE base {config.rope_theta:g} of the others"
+        cause += f", and should have {config.sliding_rope_theta:g}"
+        found.append(Defect("rope_base_of_others", cause, _tabled(replace(config, sliding_rope_theta=None))))
     if config.layers_without_rope:
         found.append(Defect("rope_everywhere", "layers without RoPE have it too", edit=_with_rope))
     if config.rope_scaling is not None:
@@ -170,7 +174,7 @@ def _with_rope(block: Block) -> None:
 def _tabled(other: ModelConfig) -> type[LayerBlock]:
     class WrongTable(StepBlock):
         def change(self, step: Step, slots: int) -> Step:
-            cos, sin = _table(other, rope_table_rows(other, slots))
+            cos, sin = _table(other.rope_of(self.layer), rope_table_rows(other, slots))
             return step._replace(cos=cos, sin=sin)
 
     return WrongTable

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import onnx
 
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.onnx_file import read_onnx, require_file, require_weights
-from blockexport.export.bundle.rope_file import COS, SIN
 from blockexport.models import io_names, wording
-from blockexport.models.block.rope import require_table_rows
+from blockexport.models.block.rope import TABLES, require_table_rows
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
@@ -33,7 +33,7 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
     _check_interface(path, "inputs", model.graph.input, manifest.inputs)
     _check_interface(path, "outputs", model.graph.output, manifest.outputs)
     for tensor in model.graph.initializer:
-        if tensor.name in (COS, SIN) and tensor.dims and tensor.dims[0] != manifest.rope_table_rows:
+        if tensor.name in chain(*TABLES) and tensor.dims and tensor.dims[0] != manifest.rope_table_rows:
             raise UsageError(
                 f"{path} has {tensor.dims[0]} rows in its RoPE table {tensor.name}, and the manifest says "
                 f"{manifest.rope_table_rows}. {REMEDY}"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from blockexport.models.block.rope import rope_table
+from blockexport.models.block.rope import named_tables
 from blockexport.models.config.model_config import ModelConfig
 
 ROPE_FILE = "rope.safetensors"
-COS, SIN = "cos", "sin"
 
 
 def write_rope_file(folder: Path, config: ModelConfig, rows: int) -> None:
-    """Write `cos` and `sin`, float32 [rows, H/2] each."""
-    cos, sin = rope_table(config, rows)
-    (folder / ROPE_FILE).write_bytes(save({COS: cos, SIN: sin}))
+    """Write the cosines and sines, float32 [rows, H/2] each, under `table_names`."""
+    tables = named_tables(config, rows).items()
+    named = {name: table for names, pair in tables for name, table in zip(names, pair, strict=True)}
+    (folder / ROPE_FILE).write_bytes(save(named))

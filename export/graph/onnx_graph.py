@@ -15,6 +15,7 @@ from blockexport.export.graph.graph_builder import OPSET, GraphBuilder
 from blockexport.export.graph.graph_parameters import GraphParameters, TensorSource
 from blockexport.export.graph.trace import Parts, trace_parts
 from blockexport.export.graph.translate import Stamp
+from blockexport.models.block.rope import table_names
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Interface, Port
 from blockexport.models.quantisation import Quantisation
@@ -66,7 +67,7 @@ def _stamp_all(
     for i in range(config.num_hidden_layers):
         prefix = f"model.layers.{i}"
         mask = masks[windows.index(config.window_of(i))]
-        step = [position_ids, write_indices, mask, parameters.value("cos"), parameters.value("sin")]
+        step = [position_ids, write_indices, mask, *map(parameters.value, table_names(config, i))]
         block = Stamp(
             builder,
             parts.blocks[config.has_rope(i)],

@@ -78,7 +78,7 @@ class Calibration:
         for name, module in block.named_modules():
             if isinstance(module, nn.Linear) and name.rpartition(".")[2] not in _SHARED:
                 module.register_forward_pre_hook(_adding(sums, name))
-        cos, sin = rope_table(config, WINDOW)
+        cos, sin = rope_table(config.rope_of(layer), WINDOW)
         for number, x_TD in enumerate(self._streams):
             positions_1S = torch.arange(len(x_TD))[None]
             mask = visible_slots(positions_1S, positions_1S[0], config.window_of(layer))

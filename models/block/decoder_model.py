@@ -17,7 +17,7 @@ from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.block.norm import Norm
-from blockexport.models.block.rope import rope_table
+from blockexport.models.block.rope import named_tables, table_names
 from blockexport.models.block.unset_weights import Embedding, Linear
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Ends
@@ -57,11 +57,11 @@ class DecoderModel(nn.Module):
         self.model = Stack(config, ends.headless)
         untied = not ends.headless and not config.tie_word_embeddings
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
-        cos, sin = rope_table(config, table_rows)
         self.cos: torch.Tensor
         self.sin: torch.Tensor
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        for (cos_name, sin_name), (cos, sin) in named_tables(config, table_rows).items():
+            self.register_buffer(cos_name, cos, persistent=False)
+            self.register_buffer(sin_name, sin, persistent=False)
 
     def enter(
         self, inputs: torch.Tensor, position_ids_BS: torch.Tensor, past_key_BKMH: torch.Tensor
@@ -113,7 +113,8 @@ class DecoderModel(nn.Module):
         present: list[torch.Tensor] = []
         for i, layer in enumerate(self.model.layers):
             mask = masks[self.windows.index(self.config.window_of(i))]
-            step = Step(position_ids_BS, write_indices_B, mask, self.cos, self.sin)
+            cos, sin = (self.get_buffer(name) for name in table_names(self.config, i))
+            step = Step(position_ids_BS, write_indices_B, mask, cos, sin)
             x_TD, key, value = layer(x_TD, step, past_key_values[2 * i], past_key_values[2 * i + 1])
             present += [key, value]
         return self.leave(x_TD, position_ids_BS), present

@@ -56,6 +56,34 @@ def rope_table(config: ModelConfig, rows: int) -> tuple[torch.Tensor, torch.Tens
     return angles.cos(), angles.sin()
 
 
+TABLES = (("cos", "sin"), ("cos_sliding", "sin_sliding"))
+"""What cosines and sines are called where they are kept: of all layers, or of those that are not named after."""
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, [rows, H/2] each."""
+
+
+def rope_tables(config: ModelConfig, rows: int) -> list[Tables]:
+    """The table of each layer in turn; layers of one kind share theirs."""
+    ropes = [config.rope_of(layer) for layer in range(config.num_hidden_layers)]
+    made = {rope: rope_table(rope, rows) for rope in dict.fromkeys(ropes)}
+    return [made[rope] for rope in ropes]
+
+
+def table_names(config: ModelConfig, layer: int) -> tuple[str, str]:
+    """What a layer's cosines and sines are called where they are kept."""
+    sliding = config.sliding_rope_theta is not None and config.window_of(layer) is not None
+    return TABLES[sliding]
+
+
+def named_tables(config: ModelConfig, rows: int) -> dict[tuple[str, str], Tables]:
+    """Every table of a model, by its names; that of the full layers comes first, whether there are any or not."""
+    found = {TABLES[0]: rope_table(config, rows)}
+    for layer, tables in enumerate(rope_tables(config, rows) if config.sliding_rope_theta is not None else ()):
+        found.setdefault(table_names(config, layer), tables)
+    return found
+
+
 def rope_table_rows(config: ModelConfig, max_sequence_length: int) -> int:
     """Rows a table needs so that M can later be re-declared anywhere in the model's own range."""
     return max(max_sequence_length, config.max_position_embeddings)

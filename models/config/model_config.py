@@ -6,7 +6,7 @@ produce this record; nothing else in the project looks at a raw config.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -81,6 +81,7 @@ class ModelConfig:
     final_logit_softcapping: float | None = None  # the cap on the logits
     sliding_window: int | None = None  # a query at p sees p - window + 1 .. p in the sliding layers
     layer_types: tuple[LayerType, ...] = ()  # one per layer; empty means all full
+    sliding_rope_theta: float | None = None  # RoPE's base in the sliding layers, without scaling; None: as in others
     layers_without_rope: tuple[int, ...] = ()
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint's weights
@@ -92,6 +93,12 @@ class ModelConfig:
         if not self.layer_types or self.layer_types[layer] == "full_attention":
             return None
         return self.sliding_window
+
+    def rope_of(self, layer: int) -> ModelConfig:
+        """The config whose `rope_theta` and `rope_scaling` are those of a layer."""
+        if self.sliding_rope_theta is None or self.window_of(layer) is None:
+            return replace(self, sliding_rope_theta=None)
+        return replace(self, rope_theta=self.sliding_rope_theta, rope_scaling=None, sliding_rope_theta=None)
 
     def has_rope(self, layer: int) -> bool:
         """Whether a layer turns its queries and keys by their positions."""

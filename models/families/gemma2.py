@@ -21,9 +21,12 @@ def _types(layers: int) -> tuple[LayerType, ...]:
     return tuple(LAYER_TYPES[layer % 2 == 0] for layer in range(layers))
 
 
-def _read_layers(fields: RawFields, layers: int) -> LayerOptions:
-    types = stated_layer_types(fields, layers) or _types(layers)
-    window = fields.optional_integer("sliding_window", _WINDOW)
+def windows_or(
+    fields: RawFields, layers: int, default_types: tuple[LayerType, ...], default_window: int
+) -> LayerOptions:
+    """The window and the layers that have it, with what they are where no key says it."""
+    types = stated_layer_types(fields, layers) or default_types
+    window = fields.optional_integer("sliding_window", default_window)
     if "sliding_attention" not in types:
         return LayerOptions()
     if window is None:
@@ -31,12 +34,16 @@ def _read_layers(fields: RawFields, layers: int) -> LayerOptions:
     return LayerOptions(window, types)
 
 
-def _write_layers(config: ModelConfig) -> dict[str, Any]:
+def write_windows(config: ModelConfig) -> dict[str, Any]:
+    """The keys that `windows_or` reads."""
     types = config.layer_types or ("full_attention",) * config.num_hidden_layers
     return {"sliding_window": config.sliding_window, "layer_types": list(types)}
 
 
-def _cap(fields: RawFields, key: str, default: float) -> float | None:
+def stated_cap(fields: RawFields, key: str, default: float | None) -> float | None:
+    """The cap under a key; null means none."""
+    if default is None and not fields.has(key):
+        return None
     return None if fields.has(key) and fields.get(key) is None else fields.number(key, default)
 
 
@@ -44,8 +51,8 @@ def _read_options(fields: RawFields) -> Options:
     return {
         **causal_only(fields),
         "query_scale": fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        "attn_logit_softcapping": _cap(fields, "attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": _cap(fields, "final_logit_softcapping", 30.0),
+        "attn_logit_softcapping": stated_cap(fields, "attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": stated_cap(fields, "final_logit_softcapping", 30.0),
     }
 
 
@@ -126,8 +133,8 @@ GEMMA2 = Family(
     bos_token_id=2,
     eos_token_ids=(1,),
     bias_keys=("attention_bias",),
-    read_layers=_read_layers,
-    write_layers=_write_layers,
+    read_layers=lambda fields, layers: windows_or(fields, layers, _types(layers), _WINDOW),
+    write_layers=write_windows,
     read_act=lambda fields: stated_act(fields, "hidden_activation", "gelu_pytorch_tanh"),
     act_key="hidden_activation",
     read_options=_read_options,

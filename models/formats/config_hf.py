@@ -18,7 +18,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.families.family import Family
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
-from blockexport.models.formats.config_rope import rope_from_hf
+from blockexport.models.formats.config_rope import read_rope
 from blockexport.models.formats.packing import KEY, read_packing
 from blockexport.models.regular_file import is_there, no_repeated_key, read_json_object
 from blockexport.models.strict_json import shown
@@ -55,7 +55,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
     check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
-    rope_theta, rope_scaling = rope_from_hf(fields, max_position_embeddings, family.rope_theta)
+    rope = read_rope(fields, max_position_embeddings, family)
     by_layer = family.read_layers(fields, layers)
     qkv_bias, o_bias, mlp_bias = _biases(fields, family)
     config = ModelConfig(
@@ -69,8 +69,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
+        **rope._asdict(),
         hidden_act=family.read_act(fields),
         qkv_bias=qkv_bias,
         o_bias=o_bias,

@@ -7,13 +7,49 @@ Where transformers would let one of two disagreeing keys win, both are named and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
+from blockexport.models.families.family import Family
 from blockexport.models.strict_json import shown
 
 ROPE_TYPES = ("default", "linear", "llama3")
+
+
+class Rope(NamedTuple):
+    """The fields of `ModelConfig` about RoPE."""
+
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    sliding_rope_theta: float | None = None
+
+
+def read_rope(fields: RawFields, max_position: int, family: Family) -> Rope:
+    """RoPE's keys. Raises UsageError for an unknown RoPE type or keys that disagree."""
+    if family.sliding_rope_theta is None:
+        return Rope(*rope_from_hf(fields, max_position, family.rope_theta))
+    return _rope_by_layer_type(fields, max_position, family.rope_theta, family.sliding_rope_theta)
+
+
+def _rope_by_layer_type(fields: RawFields, max_position: int, theta: float, local_theta: float) -> Rope:
+    """In the old form `rope_theta`, `rope_scaling` and `rope_local_base_freq`; in the new one `rope_parameters` has an
+    object for each type of layer."""
+    stated = fields.get("rope_parameters")
+    if stated is None:
+        local = fields.number("rope_local_base_freq", local_theta)
+        return Rope(*rope_from_hf(fields, max_position, theta), local)
+    if old := [key for key in ("rope_theta", "rope_scaling", "rope_local_base_freq") if fields.get(key) is not None]:
+        raise fields.error(f"there are both rope_parameters and {', '.join(old)}; keep the form that is right")
+    if not isinstance(stated, Mapping) or set(stated) - set(LAYER_TYPES):
+        wanted = " and ".join(LAYER_TYPES)
+        raise fields.error(f"rope_parameters is {shown(stated)}; it must have an object for {wanted}")
+    (full, scaling), (local_stated, local_scaling) = (
+        _parse(fields, f"rope_parameters.{kind}", stated.get(kind) or {}, None, max_position) for kind in LAYER_TYPES
+    )
+    if local_scaling is not None:
+        raise fields.error("rope_parameters.sliding_attention is scaled, which is only implemented for full_attention")
+    return Rope(theta if full is None else full, scaling, local_theta if local_stated is None else local_stated)
 
 
 def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> tuple[float, RopeScaling | None]:

@@ -80,6 +80,12 @@ FAMILIES = {
         "norm_placement": "post",
         "sliding_window": None,
     },
+    "two bases of RoPE": {
+        "model_type": "gemma3_text",
+        "qkv_bias": False,
+        "sliding_rope_theta": 100.0,
+        "layer_types": ("sliding_attention", "full_attention", "sliding_attention"),
+    },
     "gains of 1 + w, GeGLU, multipliers, capped logits": {
         "model_type": "gemma",
         "qk_norm": False,
@@ -102,7 +108,7 @@ def test_every_family_is_built_and_audited(family: str, tmp_path: Path) -> None:
     if changes.get("sliding_window", 7) is None:
         changes["layer_types"] = ()
     else:
-        changes["layer_types"] = ("sliding_attention",) * 3
+        changes.setdefault("layer_types", ("sliding_attention",) * 3)
     export(random_model(**changes), tmp_path / "bundle", Precision.FP16)
     built = build(tmp_path / "bundle")
     assert built.audit.attention == "fused"

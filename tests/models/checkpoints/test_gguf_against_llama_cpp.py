@@ -16,7 +16,7 @@ import torch
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
-from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.config.model_config import LAYER_TYPES, ModelConfig
 from blockexport.models.errors import UsageError
 from tests.small_models import add_options, add_weights, close_gguf, small_config, small_weights
 
@@ -103,7 +103,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
 
 
 WINDOWLESS = ("llama", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
-EVERY = (*WINDOWLESS, "gemma2")
+EVERY = (*WINDOWLESS, "gemma2", "gemma3")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
@@ -137,6 +137,9 @@ REFUSED: list[tuple[str, Add, str]] = [
 ]
 
 
+FAMILY_OF = {"gemma3": "gemma3_text"}
+
+
 def config_of(arch: str) -> ModelConfig:
     options: dict[str, dict[str, Any]] = {
         "smollm3": {"num_hidden_layers": 9, "layers_without_rope": (3, 7)},
@@ -149,6 +152,16 @@ def config_of(arch: str) -> ModelConfig:
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 5.0,
         },
+        "gemma3": {
+            "num_hidden_layers": 7,
+            "hidden_act": "gelu_pytorch_tanh",
+            "qk_norm": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 7,
+            "layer_types": tuple(LAYER_TYPES[layer != 5] for layer in range(7)),
+            "rope_theta": 300.0,
+            "sliding_rope_theta": 10_000.0,
+        },
         "granite": {
             "embedding_multiplier": 12.0,
             "residual_multiplier": 0.22,
@@ -156,7 +169,7 @@ def config_of(arch: str) -> ModelConfig:
             "logits_multiplier": 2.0,
         },
     }
-    return small_config(arch, **{**SIZES, **options.get(arch, {})})
+    return small_config(FAMILY_OF.get(arch, arch), **{**SIZES, **options.get(arch, {})})
 
 
 def write(path: Path, arch: str, add: Add) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from blockexport.models.block.rope import inverse_frequencies
@@ -35,8 +36,11 @@ CLASSES: dict[str, Any] = {
     "qwen3": transformers.Qwen3Config,
     "gemma": partial(transformers.GemmaConfig, pad_token_id=None),
     "gemma2": partial(transformers.Gemma2Config, pad_token_id=None),
+    "gemma3_text": partial(transformers.Gemma3TextConfig, pad_token_id=None),
     "granite": transformers.GraniteConfig,
     "olmo2": partial(transformers.Olmo2Config, pad_token_id=None),
+    "phi3": partial(transformers.Phi3Config, pad_token_id=None),
+    "seed_oss": partial(transformers.SeedOssConfig, pad_token_id=None),
     "smollm3": partial(transformers.SmolLM3Config, pad_token_id=None),
 }
 LLAMA3 = {
@@ -72,6 +76,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {}),
     ("gemma2", {"query_pre_attn_scalar": 144, "attn_logit_softcapping": None, "final_logit_softcapping": 7.5}),
     ("gemma2", {"sliding_window": 17, "layer_types": MIXED, "hidden_activation": "silu", "head_dim": 10}),
+    ("gemma3_text", {}),
+    ("gemma3_text", {"sliding_window": 17, "sliding_window_pattern": 2, "rope_local_base_freq": 200.0}),
+    ("gemma3_text", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "layer_types": MIXED}),
+    ("phi3", {}),
+    ("phi3", {"sliding_window": 17, "original_max_position_embeddings": 64}),
+    ("seed_oss", {"num_key_value_heads": 2}),
+    ("seed_oss", {"num_key_value_heads": 2, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
     ("granite", {}),
     (
         "granite",
@@ -120,15 +131,23 @@ def test_equals_what_transformers_resolves(model_type: str, changes: dict[str, A
     for name in (*DIMENSIONS, "rms_norm_eps", "tie_word_embeddings", "bos_token_id"):
         if name != "num_key_value_heads" or changes.get(name, 0) is not None:
             assert getattr(config, name) == getattr(expected, name), name
-    assert config.hidden_act == getattr(expected, "hidden_activation", None) or expected.hidden_act
+    assert config.hidden_act == (getattr(expected, "hidden_activation", None) or expected.hidden_act)
     assert config.num_key_value_heads == expected.num_key_value_heads
     assert config.head_dim == (getattr(expected, "head_dim", None) or 48 // 6)
     assert config.dtype == str(expected.dtype or "float32").removeprefix("torch.")
     eos = expected.eos_token_id
     assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
-    torch.testing.assert_close(
-        inverse_frequencies(config), LlamaRotaryEmbedding(expected).inv_freq, rtol=0, atol=0, check_dtype=True
-    )
+    wanted: dict[int | None, Any]
+    if config.sliding_rope_theta is None:
+        wanted = {None: LlamaRotaryEmbedding(expected).inv_freq}
+    else:
+        both = Gemma3RotaryEmbedding(expected)
+        full = getattr(both, "full_attention_inv_freq", None)  # where a layer has it
+        wanted = {None: full, config.sliding_window: both.sliding_attention_inv_freq}
+    for layer in range(config.num_hidden_layers):
+        found = inverse_frequencies(config.rope_of(layer))
+        expected_freq = wanted[config.window_of(layer) if config.sliding_rope_theta else None]
+        torch.testing.assert_close(found, expected_freq, rtol=0, atol=0, check_dtype=True)
 
 
 @pytest.mark.parametrize(("model_type", "changes"), VARIANTS)
@@ -141,13 +160,15 @@ def test_windows_and_biases_are_those_of_the_model_transformers_builds(
     config = config_from_hf(old_form(model_type, changes), "config.json")
     names = {name for name, _ in model.named_parameters()}
     block = "model.layers.3."
-    assert config.qkv_bias == (f"{block}self_attn.q_proj.bias" in names) == (f"{block}self_attn.v_proj.bias" in names)
+    first = "qkv_proj" if model_type == "phi3" else "q_proj"
+    assert config.qkv_bias == (f"{block}self_attn.{first}.bias" in names)
+    assert config.qkv_bias == (f"{block}self_attn.v_proj.bias" in names)
     assert config.o_bias == (f"{block}self_attn.o_proj.bias" in names)
     assert config.mlp_bias == (f"{block}mlp.up_proj.bias" in names)
     assert config.qk_norm == (f"{block}self_attn.k_norm.weight" in names)
     for number, layer in enumerate(model.model.layers):
         per_layer = getattr(layer.self_attn, "sliding_window", None)
-        window = expected.sliding_window if model_type == "mistral" else per_layer
+        window = expected.sliding_window if model_type in ("mistral", "phi3") else per_layer
         assert config.window_of(number) == window, number
         assert config.has_rope(number) == bool(getattr(layer.self_attn, "use_rope", True)), number
 
@@ -255,11 +276,23 @@ def test_old_and_new_rope_keys_may_repeat_each_other() -> None:
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     # not implemented, by name and with what is
-    ("mamba", {}, ["'mamba'", "gemma, gemma2, granite, llama, mistral, olmo2, qwen2, qwen3, smollm3"]),
+    ("mamba", {}, ["'mamba'", "granite, llama, mistral, olmo2, phi3, qwen2, qwen3, seed_oss, smollm3"]),
     ("llama", {"hidden_act": "relu"}, ["'relu'", "silu"]),
     ("gemma", {"hidden_activation": "gelu"}, ["hidden_activation", "gelu"]),
     ("gemma", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
     ("gemma2", {"sliding_window": None}, ["sliding_window is null"]),
+    (
+        "gemma3_text",
+        {"rope_theta": 1e6, "rope_parameters": {"full_attention": {}}},
+        ["both rope_parameters and rope_theta"],
+    ),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"rope_theta": 1e6}},
+        ["rope_parameters", "full_attention and sliding_attention"],
+    ),
+    ("gemma3_text", {"rope_parameters": {"sliding_attention": LINEAR}}, ["sliding_attention is scaled"]),
+    ("phi3", {"rope_scaling": {"type": "longrope"}}, ["'longrope' is not implemented"]),
     ("granite", {"residual_multiplier": 0}, ["residual_multiplier is 0"]),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
