@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
+from blockexport.models.families.gemma3 import GEMMA3
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.mistral import MISTRAL
@@ -18,6 +19,7 @@ from blockexport.models.families.smollm3 import SMOLLM3
 _ALL = (
     GEMMA,
     GEMMA2,
+    GEMMA3,
     GRANITE,
     LLAMA,
     MISTRAL,
