@@ -41,6 +41,9 @@ _GEMMA2 = {
     "final_logit_softcapping": 5.0,
     "pad_token_id": None,
 }
+_YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 5000.0}
+_PLAIN = {"rope_type": "default", "rope_theta": 5000.0}
+_YARN_MORE = {"attention_factor": 1.2, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
 WINDOW = 23  # of the families that have one
 
 
@@ -50,8 +53,11 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         **_SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
     ),
     "llama-llama3": lambda: transformers.LlamaConfig(**_SIZES, rope_parameters=_LLAMA3),
+    "llama-yarn": lambda: transformers.LlamaConfig(**_SIZES, rope_parameters=_YARN),
+    "qwen3-yarn": lambda: transformers.Qwen3Config(**_SIZES, rope_parameters={**_YARN, **_YARN_MORE}),
     "llama-biases": lambda: transformers.LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True),
     "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=WINDOW),
+    "ministral": lambda: transformers.MinistralConfig(**_SIZES, sliding_window=WINDOW, layer_types=_MIXED),
     "qwen2-mixed": lambda: transformers.Qwen2Config(
         **_SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED
     ),
@@ -77,6 +83,13 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         mlp_bias=True,
     ),
     "olmo2": lambda: transformers.Olmo2Config(**_SIZES, pad_token_id=None),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **_SIZES,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+        rope_parameters={"sliding_attention": _PLAIN, "full_attention": _YARN},
+        pad_token_id=None,
+    ),
     "phi3": lambda: transformers.Phi3Config(**_SIZES, sliding_window=WINDOW, pad_token_id=None),
     "seed_oss": lambda: transformers.SeedOssConfig(**_SIZES, attention_out_bias=True, mlp_bias=True, pad_token_id=None),
     "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=None),

@@ -82,6 +82,7 @@ class Exhibit:
 
 
 STALE = 14
+PLAIN_YARN = RopeScaling("yarn", factor=8.0, original_max_position_embeddings=16)
 OUT_NORM, MLP_NORM = ("attention_out_norm",), ("mlp_out_norm",)
 
 EXHIBITS: list[Exhibit] = [
@@ -93,6 +94,8 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("rope_everywhere", rope_everywhere, ("k_rope",), layer=1, model="layer 1 without RoPE"),
     Exhibit("rope_base_of_others", rope_base_of_others, ("q_rope",), layer=1, model="two bases"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="linear"),
+    Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="yarn"),
+    Exhibit("attention_factor_dropped", table(rope_scaling=PLAIN_YARN), ("q_rope",), model="yarn"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="llama3"),
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="freq_factors"),
     Exhibit("position_ahead", decode_position(1), ("q_rope",), decode=True),
@@ -171,6 +174,7 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
         "llama3": RopeScaling(
             "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
         ),
+        "yarn": replace(PLAIN_YARN, attention_factor=1.3),
         "freq_factors": RopeScaling("freq_factors", freq_factors=factors),
     }
     unturned = replace(config, layers_without_rope=(1,))

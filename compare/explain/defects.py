@@ -64,6 +64,7 @@ _TITLES = {
     "rope_on_v": "RoPE on v",
     "rope_everywhere": "RoPE in every layer",
     "rope_base_of_others": "RoPE base of the full layers in sliding ones",
+    "attention_factor_dropped": "RoPE without its attention factor",
     "rope_scaling_dropped": "no RoPE scaling",
     "position_ahead": "decode positions one too high",
     "position_behind": "decode positions one too low",

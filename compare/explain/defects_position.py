@@ -160,6 +160,11 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
         kind = config.rope_scaling.rope_type
         cause = f"the RoPE scaling of kind {kind} is dropped"
         found.append(Defect("rope_scaling_dropped", cause, _tabled(replace(config, rope_scaling=None))))
+        if config.rope_scaling.attention_factor != 1.0:
+            factor = config.rope_scaling.attention_factor
+            cause = f"cosines and sines of RoPE are not multiplied by the attention factor {factor:.6g}"
+            other = replace(config, rope_scaling=replace(config.rope_scaling, attention_factor=1.0))
+            found.append(Defect("attention_factor_dropped", cause, _tabled(other)))
     for theta in THETAS:
         if theta != config.rope_theta:
             cause = f"wrong theta: RoPE's base is {theta:g} and should be {config.rope_theta:g}"

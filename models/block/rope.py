@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from blockexport.models.block.multipliers import scaled
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
 
@@ -23,7 +24,10 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
     inv_freq = 1.0 / (config.rope_theta**exponents)
-    return inv_freq if config.rope_scaling is None else _scaled(inv_freq, config.rope_scaling)
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.rope_type == "yarn":
+        return _yarn(config, scaling)
+    return inv_freq if scaling is None else _scaled(inv_freq, scaling)
 
 
 def _scaled(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
@@ -49,11 +53,32 @@ def _llama3_scaled(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor
     return torch.where(between, ramp, stretched)
 
 
+def _yarn(config: ModelConfig, scaling: RopeScaling) -> torch.Tensor:
+    """YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.2, in the order transformers computes it."""
+    size, base = config.head_dim, config.rope_theta
+    old_context = scaling.original_max_position_embeddings
+
+    def pair_of(turns: float) -> float:
+        """The pair, as a dimension, that turns so many times over the old context."""
+        return size * math.log(old_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    span = high - low or 0.001
+    wavelengths = base ** (torch.arange(0, size, 2).to(torch.float32) / size)
+    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (scaling.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+
+
 def rope_table(config: ModelConfig, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of every position's angles, float32 [rows, H/2] each."""
+    """Cosine and sine of every position's angles, float32 [rows, H/2] each, times the scaling's `attention_factor`."""
     positions = torch.arange(rows, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(config)[None, :]
-    return angles.cos(), angles.sin()
+    factor = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
+    return scaled(angles.cos(), factor), scaled(angles.sin(), factor)
 
 
 TABLES = (("cos", "sin"), ("cos_sliding", "sin_sliding"))

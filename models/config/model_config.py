@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 NormType = Literal["rms_norm", "layer_norm"]
-RopeType = Literal["linear", "llama3", "freq_factors"]
+RopeType = Literal["linear", "llama3", "yarn", "freq_factors"]
 HiddenAct = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 NormPlacement = Literal["pre", "post", "both"]
 NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
@@ -35,6 +35,8 @@ class RopeScaling:
     """How the rotation frequencies are stretched beyond the training context.
 
     `linear` divides every frequency by `factor`; `llama3` divides only the long wavelengths, with a smooth ramp;
+    `yarn` divides those that turn slowly, with a ramp from `beta_fast` to `beta_slow` turns over the old context, and
+    multiplies cosines and sines by `attention_factor`;
     `freq_factors` divides frequency i by `freq_factors[i]` (a GGUF file's way to store llama3 scaling).
     """
 
@@ -43,6 +45,10 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # the ends of the ramp are whole pairs
+    attention_factor: float = 1.0
     freq_factors: tuple[float, ...] = ()
 
 

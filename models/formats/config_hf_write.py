@@ -49,5 +49,11 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
 def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
-    said = {name: value for name, value in asdict(scaling).items() if name != "freq_factors"}
-    return said if scaling.rope_type == "llama3" else {name: said[name] for name in ("rope_type", "factor")}
+    said = asdict(scaling)
+    return {name: said[name] for name in ("rope_type", "factor", *_SCALING_KEYS.get(scaling.rope_type, ()))}
+
+
+_SCALING_KEYS = {
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+}

@@ -6,6 +6,7 @@ Where transformers would let one of two disagreeing keys win, both are named and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
 from blockexport.models.families.family import Family
 from blockexport.models.strict_json import shown
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class Rope(NamedTuple):
@@ -108,6 +109,8 @@ def _parse(
         inner.get(f"{key}.original_max_position_embeddings")  # linear scaling treats every position alike
     elif rope_type == "llama3":
         scaling = _llama3(inner, key, outer, max_position)
+    elif rope_type == "yarn":
+        scaling = _yarn(inner, key, outer, max_position)
     stated = inner.has(f"{key}.rope_type") or inner.has(f"{key}.type")
     if unused := inner.unused():
         raise fields.error(
@@ -127,13 +130,53 @@ def _rope_type(inner: RawFields, key: str) -> str:
     return rope_type
 
 
-def _llama3(inner: RawFields, key: str, outer: int | None, max_position: int) -> RopeScaling:
+def _yarn(inner: RawFields, key: str, outer: int | None, max_position: int) -> RopeScaling:
+    """The factor of cosines and sines is stated, or follows from the factor of the context as the paper has it."""
+    factor = inner.number(f"{key}.factor")
+    stated = inner.number(f"{key}.attention_factor") if inner.data.get(f"{key}.attention_factor") is not None else None
+    inner.used.add(f"{key}.attention_factor")
+    mscales = [_optional(inner, f"{key}.{name}", 0.0) for name in ("mscale", "mscale_all_dim")]
+    implied = _mscale(factor, 1.0)
+    if all(mscales):
+        implied = _mscale(factor, mscales[0]) / _mscale(factor, mscales[1])
+    fast, slow = _optional(inner, f"{key}.beta_fast", 32.0), _optional(inner, f"{key}.beta_slow", 1.0)
+    if fast < slow:
+        raise inner.error(
+            f"{key}.beta_fast is {fast:g} and {key}.beta_slow is {slow:g}; the first must be the larger one"
+        )
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_max_position_embeddings=_original(inner, key, outer, max_position),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=inner.flag(f"{key}.truncate", True),
+        attention_factor=implied if stated is None else stated,
+    )
+
+
+def _optional(inner: RawFields, key: str, default: float) -> float:
+    """A number; null, and 0, are as good as absent."""
+    value = inner.get(key)
+    return default if value is None or value == 0 else inner.number(key)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _original(inner: RawFields, key: str, outer: int | None, max_position: int) -> int:
+    """The old context: stated here, beside, or the model's own range."""
     name = f"{key}.original_max_position_embeddings"
     original = inner.integer(name, outer or max_position)
     if outer is not None and original != outer:
         raise inner.error(
             f"{name} is {original} and original_max_position_embeddings is {outer}; keep the one that is right"
         )
+    return original
+
+
+def _llama3(inner: RawFields, key: str, outer: int | None, max_position: int) -> RopeScaling:
     low, high = inner.number(f"{key}.low_freq_factor"), inner.number(f"{key}.high_freq_factor")
     if low >= high:
         raise inner.error(
@@ -144,5 +187,5 @@ def _llama3(inner: RawFields, key: str, outer: int | None, max_position: int) ->
         factor=inner.number(f"{key}.factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position_embeddings=original,
+        original_max_position_embeddings=_original(inner, key, outer, max_position),
     )

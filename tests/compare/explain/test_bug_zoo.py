@@ -35,6 +35,7 @@ FULL = (
     "rope_missing",
     "rope_backwards",
     "rope_scaling_dropped-linear",
+    "rope_scaling_dropped-yarn",
     "rope_scaling_dropped-freq_factors",
     "position_behind",
     "mask_missing",

@@ -39,6 +39,8 @@ CLASSES: dict[str, Any] = {
     "gemma3_text": partial(transformers.Gemma3TextConfig, pad_token_id=None),
     "granite": transformers.GraniteConfig,
     "olmo2": partial(transformers.Olmo2Config, pad_token_id=None),
+    "ministral": transformers.MinistralConfig,
+    "olmo3": partial(transformers.Olmo3Config, pad_token_id=None),
     "phi3": partial(transformers.Phi3Config, pad_token_id=None),
     "seed_oss": partial(transformers.SeedOssConfig, pad_token_id=None),
     "smollm3": partial(transformers.SmolLM3Config, pad_token_id=None),
@@ -50,6 +52,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 ABSENT: Any = object()  # takes a key away
@@ -60,6 +63,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_theta": 500_000.0, "rope_scaling": LLAMA3, "eos_token_id": [5, 7], "bos_token_id": 3}),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}, "tie_word_embeddings": True}),
     ("llama", {"num_key_value_heads": None, "torch_dtype": "bfloat16"}),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}),
+    ("qwen2", {"rope_scaling": {**YARN, "attention_factor": 0.9, "truncate": False}, "rope_theta": 1e6}),
+    ("qwen3", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 8, "beta_slow": 2}}),
     ("mistral", {}),
     ("mistral", {"sliding_window": 37, "head_dim": 10, "dtype": "float16"}),
     ("mistral", {"sliding_window": None, "rope_theta": 1e6}),
@@ -79,6 +85,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {}),
     ("gemma3_text", {"sliding_window": 17, "sliding_window_pattern": 2, "rope_local_base_freq": 200.0}),
     ("gemma3_text", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "layer_types": MIXED}),
+    ("ministral", {"num_key_value_heads": 2, "head_dim": 16}),
+    ("ministral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 10}),
+    ("ministral", {"num_key_value_heads": 2, "sliding_window": 17, "layer_types": MIXED, "head_dim": 10}),
+    ("olmo3", {}),
+    ("olmo3", {"rope_theta": 5e5, "rope_scaling": YARN, "sliding_window": 17, "attention_bias": True}),
     ("phi3", {}),
     ("phi3", {"sliding_window": 17, "original_max_position_embeddings": 64}),
     ("seed_oss", {"num_key_value_heads": 2}),
@@ -139,7 +150,10 @@ def test_equals_what_transformers_resolves(model_type: str, changes: dict[str, A
     assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
     wanted: dict[int | None, Any]
     if config.sliding_rope_theta is None:
-        wanted = {None: LlamaRotaryEmbedding(expected).inv_freq}
+        theirs = LlamaRotaryEmbedding(expected)
+        wanted = {None: theirs.inv_freq}
+        scaling = config.rope_scaling or RopeScaling("linear")
+        assert scaling.attention_factor == pytest.approx(theirs.attention_scaling)
     else:
         both = Gemma3RotaryEmbedding(expected)
         full = getattr(both, "full_attention_inv_freq", None)  # where a layer has it
@@ -276,7 +290,11 @@ def test_old_and_new_rope_keys_may_repeat_each_other() -> None:
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     # not implemented, by name and with what is
-    ("mamba", {}, ["'mamba'", "granite, llama, mistral, olmo2, phi3, qwen2, qwen3, seed_oss, smollm3"]),
+    (
+        "mamba",
+        {},
+        ["'mamba'", "granite, llama, ministral, mistral, olmo2, olmo3, phi3, qwen2, qwen3, seed_oss, smollm3"],
+    ),
     ("llama", {"hidden_act": "relu"}, ["'relu'", "silu"]),
     ("gemma", {"hidden_activation": "gelu"}, ["hidden_activation", "gelu"]),
     ("gemma", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
@@ -294,7 +312,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("gemma3_text", {"rope_parameters": {"sliding_attention": LINEAR}}, ["sliding_attention is scaled"]),
     ("phi3", {"rope_scaling": {"type": "longrope"}}, ["'longrope' is not implemented"]),
     ("granite", {"residual_multiplier": 0}, ["residual_multiplier is 0"]),
-    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
+    ("llama", {"rope_scaling": {"rope_type": "su", "factor": 4.0}}, ["'su'", "default, linear, llama3, yarn"]),
     ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["'dynamic'", "linear"]),
     ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "linear"]),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, ["quantization_config", "unquantised"]),
@@ -337,6 +355,8 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
         ["low_freq_factor is 4.0", "high_freq_factor is 4.0"],
     ),
     ("llama", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, ["128", "64"]),
+    ("llama", {"rope_scaling": {**YARN, "beta_fast": 1, "beta_slow": 32}}, ["beta_fast is 1", "beta_slow is 32"]),
+    ("llama", {"rope_scaling": {"rope_type": "yarn"}}, ["rope_scaling.factor", "missing"]),
     ("qwen3", {"rope_parameters": {"full_attention": LINEAR, "rope_theta": 1e4}}, ["per layer type (full_attention)"]),
     ("llama", {"rope_scaling": {"full_attention": LINEAR, "sliding_attention": LINEAR}}, ["rope_scaling", "ignores"]),
     ("mistral", {"rope_parameters": {"sliding_attention": None}}, ["rope_parameters", "per layer type"]),
