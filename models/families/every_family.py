@@ -8,8 +8,10 @@ from blockexport.models.families.gemma2 import GEMMA2
 from blockexport.models.families.gemma3 import GEMMA3
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
+from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.olmo2 import OLMO2
+from blockexport.models.families.olmo3 import OLMO3
 from blockexport.models.families.phi3 import PHI3
 from blockexport.models.families.qwen2 import QWEN2
 from blockexport.models.families.qwen3 import QWEN3
@@ -22,8 +24,10 @@ _ALL = (
     GEMMA3,
     GRANITE,
     LLAMA,
+    MINISTRAL,
     MISTRAL,
     OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
     QWEN3,

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import LAYER_TYPES, LayerType, ModelConfig
 from blockexport.models.families.activations import stated_act
-from blockexport.models.families.family import Family, GgufForm, LayerOptions, Options, Preset
+from blockexport.models.families.family import Family, GgufForm, Options, Preset
 from blockexport.models.families.gemma import causal_only, completed
-from blockexport.models.families.windows import stated_layer_types
+from blockexport.models.families.windows import windows_or, write_windows
 
 _WINDOW = 4096
 
@@ -19,25 +19,6 @@ _WINDOW = 4096
 def _types(layers: int) -> tuple[LayerType, ...]:
     """Windows in the first layer and every other one after it."""
     return tuple(LAYER_TYPES[layer % 2 == 0] for layer in range(layers))
-
-
-def windows_or(
-    fields: RawFields, layers: int, default_types: tuple[LayerType, ...], default_window: int
-) -> LayerOptions:
-    """The window and the layers that have it, with what they are where no key says it."""
-    types = stated_layer_types(fields, layers) or default_types
-    window = fields.optional_integer("sliding_window", default_window)
-    if "sliding_attention" not in types:
-        return LayerOptions()
-    if window is None:
-        raise fields.error("sliding_window is null and some layers have sliding_attention; give the window")
-    return LayerOptions(window, types)
-
-
-def write_windows(config: ModelConfig) -> dict[str, Any]:
-    """The keys that `windows_or` reads."""
-    types = config.layer_types or ("full_attention",) * config.num_hidden_layers
-    return {"sliding_window": config.sliding_window, "layer_types": list(types)}
 
 
 def stated_cap(fields: RawFields, key: str, default: float | None) -> float | None:

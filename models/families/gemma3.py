@@ -11,7 +11,8 @@ from blockexport.models.config.model_config import LAYER_TYPES, LayerType, Model
 from blockexport.models.families.activations import stated_act
 from blockexport.models.families.family import Family, GgufForm, LayerOptions, Options, Preset
 from blockexport.models.families.gemma import causal_only, completed
-from blockexport.models.families.gemma2 import large_model_scale, stated_cap, whole_scalar, windows_or, write_windows
+from blockexport.models.families.gemma2 import large_model_scale, stated_cap, whole_scalar
+from blockexport.models.families.windows import windows_or, write_windows
 
 _WINDOW, _PATTERN, _LOCAL_BASE = 4096, 6, 10_000.0
 

@@ -9,11 +9,12 @@ from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.windows import full_attention
 
 
-def _completed(config: ModelConfig) -> ModelConfig:
+def completed(config: ModelConfig) -> ModelConfig:
+    """What OLMo 2 and 3 have."""
     return replace(config, norm_placement="post", qk_norm_over="projection")
 
 
-_OLMO2_1B = _completed(
+_OLMO2_1B = completed(
     ModelConfig(
         model_type="olmo2",
         vocab_size=100_352,
@@ -42,7 +43,7 @@ OLMO2 = Family(
     qk_norm=True,
     read_layers=full_attention("olmo2"),
     write_layers=lambda config: {},
-    completed=_completed,
+    completed=completed,
     gguf=GgufForm("olmo2"),
     presets={"olmo2-1b": Preset(_OLMO2_1B, "https://huggingface.co/allenai/OLMo-2-0425-1B")},
 )

@@ -41,6 +41,25 @@ def full_attention(model_type: str, hint: str = "") -> Callable[[RawFields, int]
     return read
 
 
+def windows_or(
+    fields: RawFields, layers: int, default_types: tuple[LayerType, ...], default_window: int
+) -> LayerOptions:
+    """The window and the layers that have it, with what they are where no key says it."""
+    types = stated_layer_types(fields, layers) or default_types
+    window = fields.optional_integer("sliding_window", default_window)
+    if "sliding_attention" not in types:
+        return LayerOptions()
+    if window is None:
+        raise fields.error("sliding_window is null and some layers have sliding_attention; give the window")
+    return LayerOptions(window, types)
+
+
+def write_windows(config: ModelConfig) -> dict[str, Any]:
+    """The keys that `windows_or` reads."""
+    types = config.layer_types or ("full_attention",) * config.num_hidden_layers
+    return {"sliding_window": config.sliding_window, "layer_types": list(types)}
+
+
 def windows_of_late_layers(fields: RawFields, layers: int) -> LayerOptions:
     """Where `layer_types` is absent, the layers from `max_window_layers` on have the window."""
     first = fields.integer("max_window_layers", _DEFAULT_FULL_LAYERS, minimum=0)
