@@ -23,6 +23,7 @@ from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.conftest import TABLE
 from tests.exported import export
+from tests.newer_models import OPTIONS, draw_newer
 
 MODELS = 200
 FEW = 20  # of them in `make test`
@@ -69,9 +70,12 @@ def judged_checkpoint(
     return reports
 
 
+@pytest.mark.parametrize("drawing", [draw, draw_newer])
 @pytest.mark.parametrize("seed", seeds())
-def test_a_sound_file_passes(seed: int, tmp_path: Path, record_property: Record) -> None:
-    drawn = draw(seed)
+def test_a_sound_file_passes(
+    seed: int, drawing: Callable[[int], Drawn], tmp_path: Path, record_property: Record
+) -> None:
+    drawn = drawing(seed)
     for backend, report in judged(drawn, seed, tmp_path).items():
         record_property(TABLE, _row(seed, backend, drawn, report))
         alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is not Verdict.PASS]
@@ -105,6 +109,36 @@ def test_a_sound_quantised_file_passes(seed: int, tmp_path: Path, record_propert
         assert not alarms, f"{drawn} {quantisation} in {backend}: {alarms}"
         assert drawn.sharpness > 1 or report.verdict is Verdict.PASS, report.summary
         assert "parameters" in {result.name for result in report.checks}
+
+
+@pytest.mark.parametrize("number", [pytest.param(i, marks=pytest.mark.full if i % 8 else ()) for i in range(16)])
+def test_a_sound_quantised_file_of_a_newer_family_passes(number: int, tmp_path: Path) -> None:
+    other, quantisation = draw_quantised(number + 40)
+    drawn = draw_newer(number + 2, other)
+    checkpoint = MemoryCheckpoint(drawn.config, weights_of(drawn, number))
+    for backend, report in judged_checkpoint(checkpoint, drawn, tmp_path, quantisation).items():
+        alarms = [f"{r.name}: {r.message}" for r in report.checks if r.verdict is Verdict.FAIL]
+        assert not alarms, f"{drawn} {quantisation} in {backend}: {alarms}"
+
+
+def test_the_newer_models_have_every_option() -> None:
+    configs = [draw_newer(seed).config for seed in range(MODELS)]
+    assert {config.model_type for config in configs} == set(OPTIONS)
+    assert {draw_newer(seed).precision for seed in range(16)} == {Precision.FP32, Precision.FP16}
+    plain = draw(0).config
+    for name in (
+        "norm_placement",
+        "norm_gain_offset",
+        "qk_norm_over",
+        "hidden_act",
+        "query_scale",
+        "sliding_rope_theta",
+    ):
+        assert any(getattr(config, name) != getattr(plain, name) for config in configs), name
+    for name in ("embedding_multiplier", "residual_multiplier", "logits_multiplier"):
+        assert any(getattr(config, name) != 1.0 for config in configs), name
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "rope_scaling"):
+        assert {getattr(config, name) is None for config in configs} == {True, False}, name
 
 
 def _said(quantisation: Quantisation) -> str:
