@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
-from blockexport.models.families.gemma3 import GEMMA3
+from blockexport.models.families.gemma3_text import GEMMA3
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
