@@ -16,6 +16,7 @@ from blockexport.models.block.cache import empty_cache
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, UsageError
 from blockexport.models.interface import Interface
+from blockexport.models.wording import plural
 from blockexport.runtime.decoder_inputs import check_rows, checked_inputs, checked_lengths, checked_positions
 
 
@@ -43,10 +44,12 @@ class Decoder(ABC):
         interface: what it takes and gives: dimensions, M, type and ends.
         foreign: what an artifact of another tool allows; None for this project's own.
         lengths_B: int64 [B], filled slots of each row.
+        most_slots: the largest M that its bundle can be opened with on this backend; None without a bundle.
     """
 
     interface: Interface
     foreign: Foreign | None = None
+    most_slots: int | None = None
     lengths_B: torch.Tensor
     _past: list[torch.Tensor]
 
@@ -167,8 +170,22 @@ class Decoder(ABC):
             raise UsageError(
                 f"{sequence_length} tokens (padding included) at position {start} need "
                 f"{start + sequence_length} cache slots, and there are {self.max_sequence_length}: "
-                "shorten the input, or open the bundle with a larger max_sequence_length"
+                f"{self.room_for('input', start + sequence_length)}"
             )
+
+    def room_for(self, what: str, slots: int) -> str:
+        """What to do about an input called `what` that needs `slots` slots, more than there are: a clause."""
+        most = self.most_slots
+        if most is None:
+            return f"shorten the {what}, or ask for a larger max_sequence_length (-M)"
+        if slots <= most:
+            return f"shorten the {what}, or open the bundle with max_sequence_length (-M) from {slots} to {most}"
+        # An ONNX file's RoPE table has at least the rows of the trained range; an engine may have fewer slots.
+        beyond = " --beyond-trained-range" if slots > self.config.max_position_embeddings else ""
+        return (
+            f"shorten the {what} to at most {most}, the most that this bundle can be opened with, or export again with "
+            f"--max-sequence-length {slots}{beyond}"
+        )
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value of a layer, [B, K, M, H] each, as views where the backend can share memory: writing into
@@ -201,6 +218,6 @@ def require_shape(name: str, found: Sequence[int], wanted: Sequence[int], positi
     if tuple(found) != tuple(wanted):
         rows, length = position_ids_BS.shape
         raise ArtifactError(
-            f"{name} comes out as {list(found)} and should be {list(wanted)}, on {rows} x {length} tokens from "
-            f"position {int(position_ids_BS[0, 0])} on"
+            f"the output {name} has the shape {list(found)} and should have {list(wanted)}, when "
+            f"{plural(rows, 'row')} of {plural(length, 'token')} from position {int(position_ids_BS[0, 0])} on are run"
         )

@@ -54,4 +54,7 @@ def open_decoder(
     first = whole("first_slots", first_slots, least=1)
     manifest = read_manifest(folder)
     wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify, exact, first)
-    return backend_named(backend).open(wanted)
+    decoder = backend_named(backend).open(wanted)
+    fixed = "cuda" in backend_named(backend).devices  # an engine has the slots it was built with
+    decoder.most_slots = decoder.max_sequence_length if fixed else manifest.rope_table_rows
+    return decoder

@@ -117,8 +117,8 @@ def _check(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | No
     slots = decoder.max_sequence_length
     if len(prompt_ids) > slots:
         raise UsageError(
-            f"the prompt has {len(prompt_ids)} tokens and the cache {slots} slots: shorten the prompt, or open the "
-            "bundle with a larger max_sequence_length (`blockexport generate -M`)"
+            f"the prompt has {len(prompt_ids)} tokens and the cache {slots} slots: "
+            f"{decoder.room_for('prompt', len(prompt_ids))}"
         )
     vocab_size = decoder.config.vocab_size
     for token_id in prompt_ids:

@@ -82,6 +82,16 @@ Logits Decoder::forward(const Inputs& inputs, const std::vector<std::int64_t>& p
   return run(inputs, position_ids);
 }
 
+std::string Decoder::room_for(const std::string& what, std::int64_t slots) const {
+  const std::int64_t most = manifest_.rope_table_rows;
+  const std::string rows = std::to_string(most), wanted = std::to_string(slots), shorten = "shorten the " + what;
+  if (slots <= most) {
+    return shorten + ", or open the bundle with max_sequence_length (-M) from " + wanted + " to " + rows;
+  }
+  return shorten + " to at most " + rows + ", the rows of this bundle's RoPE table, or export again with " +
+         "--max-sequence-length " + wanted + " --beyond-trained-range";
+}
+
 void Decoder::check(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) const {
   const std::int64_t rows = batch_size();
   if (inputs.batch_size != rows) {
@@ -112,7 +122,7 @@ void Decoder::check(const Inputs& inputs, const std::vector<std::int64_t>& posit
     if (line[0] < 0 || line[0] > max_sequence_length() - length) {
       throw Error(std::to_string(length) + " tokens (padding included) at position " + std::to_string(line[0]) +
                   " do not fit into the " + std::to_string(max_sequence_length()) +
-                  " cache slots: shorten the input, or open the bundle with a larger max_sequence_length");
+                  " cache slots: " + room_for("input", std::clamp<std::int64_t>(line[0], 0, manifest_.rope_table_rows) + length));
     }
   }
   for (std::int64_t i = 0; inputs.ids != nullptr && i < inputs.count; ++i) {

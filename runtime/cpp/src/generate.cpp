@@ -21,8 +21,7 @@ void check(const Decoder& decoder, const std::vector<std::int64_t>& prompt) {
   if (static_cast<std::int64_t>(prompt.size()) > decoder.max_sequence_length()) {
     throw Error("the prompt has " + std::to_string(prompt.size()) + " tokens and the cache " +
                 std::to_string(decoder.max_sequence_length()) +
-                " slots: shorten the prompt, or open the bundle with a larger max_sequence_length, "
-                "chat's --max-sequence-length (at most " + std::to_string(decoder.manifest().rope_table_rows) + ")");
+                " slots: " + decoder.room_for("prompt", static_cast<std::int64_t>(prompt.size())));
   }
 }
 

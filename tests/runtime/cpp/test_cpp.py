@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -255,8 +256,13 @@ def test_a_prompt_beyond_the_cache_goes_with_more_slots(built: Path, tmp_path: P
     command = [str(built / "chat"), str(short), "word " * 30, "--max-new-tokens", "3", "--quiet"]
     done = cpp_build.attempt(command)
     assert done.returncode == 2
-    assert "the cache 16 slots: shorten the prompt, or open the bundle with a larger max_sequence_length" in done.stderr
-    assert "--max-sequence-length (at most 512)" in done.stderr
+    advised = re.search(r"the cache 16 slots: shorten the prompt, or .* \(-M\) from (\d+) to 512", done.stderr)
+    assert advised is not None, done.stderr
+    assert cpp_build.attempt([*command, "-M", advised[1]]).returncode == 0
+    assert cpp_build.attempt([*command, "-M", str(int(advised[1]) - 1)]).returncode == 2
+    beyond = cpp_build.attempt([*command[:2], "word " * 300])
+    assert beyond.returncode == 2 and "-M" not in beyond.stderr
+    assert "to at most 512, the rows of this bundle's RoPE table, or export again with" in beyond.stderr
     for option in ("--max-sequence-length", "-M"):
         assert cpp_build.attempt([*command, option, "200"]).returncode == 0
 

@@ -58,6 +58,8 @@ class Decoder {
   const std::vector<std::int64_t>& lengths() const { return lengths_; }
   /// Slots that are left in the fullest row.
   std::int64_t room() const;
+  /// What to do about an input called `what` that needs `slots` slots, more than there are: a clause.
+  std::string room_for(const std::string& what, std::int64_t slots) const;
 
   /// Empties the cache and gives it `batch_size` rows.
   void reset(std::int64_t batch_size = 1);
