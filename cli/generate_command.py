@@ -105,19 +105,39 @@ def generate(
 
 
 def _read_prompt(prompt: str) -> str:
-    """The prompt, or stdin without its last newline for `-`. Raises UsageError when it is not UTF-8."""
+    """The prompt, or stdin without its last newline for `-`.
+
+    Raises:
+        UsageError: it is empty, is not UTF-8, or cannot be read.
+    """
     from blockexport.models.regular_file import is_text
 
     try:
         if prompt == "-":
-            content = sys.stdin.buffer.read(PROMPT_BYTES + 1)
-            if len(content) > PROMPT_BYTES:
-                raise UsageError(f"the prompt has more than {PROMPT_BYTES} bytes, which no cache holds: shorten it")
-            return content.decode("utf-8").removesuffix("\n")
-        # A byte that is no text reaches us as a lone surrogate, and so does UTF-8 where the locale is another.
-        return prompt if is_text(prompt) else os.fsencode(prompt).decode("utf-8")
+            text = _read_stdin().decode("utf-8").removesuffix("\n")
+        else:
+            # A byte that is no text reaches us as a lone surrogate, and so does UTF-8 where the locale is another.
+            text = prompt if is_text(prompt) else os.fsencode(prompt).decode("utf-8")
     except UnicodeError as error:
         raise UsageError(f"the prompt is not UTF-8 ({error}): convert it first, with iconv for instance") from error
+    if text:
+        return text
+    if prompt == "-":
+        raise UsageError(
+            "PROMPT is -, and nothing came from stdin: pipe the prompt in (`... | blockexport generate BUNDLE -`), or "
+            "give it as an argument"
+        )
+    raise UsageError("PROMPT is empty: give the text that is to be answered, or - to read it from stdin")
+
+
+def _read_stdin() -> bytes:
+    try:
+        content = sys.stdin.buffer.read(PROMPT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"the prompt cannot be read from stdin: {error.strerror or error}") from error
+    if len(content) > PROMPT_BYTES:
+        raise UsageError(f"the prompt has more than {PROMPT_BYTES} bytes, which no cache holds: shorten it")
+    return content
 
 
 def _print_stream(generation: Generation, stream: StreamDecoder) -> None:

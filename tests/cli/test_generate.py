@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -139,14 +141,43 @@ def test_defaults_come_from_generation_config(bundle: Path, capsys: pytest.Captu
 def test_a_prompt_beyond_the_cache_goes_with_more_slots(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = _json(capsys, bundle, "word " * 100, "-M", "400", "-n", "3")
     assert len(answer["prompt_ids"]) > 64 and len(answer["token_ids"]) == 3
+    advised = re.search(r"\(-M\) from (\d+) to (\d+)", _run(capsys, bundle, "word " * 100)[2])
+    assert advised is not None and (advised[1], advised[2]) == (str(len(answer["prompt_ids"])), "512")
+    assert _run(capsys, bundle, "word " * 100, "-M", advised[1])[0] == 0
     code, _, err = _run(capsys, bundle, PROMPT, "-M", "513")
     assert code == 2 and "513 is outside 1..512, the rows of this file's RoPE table" in err
+
+
+@pytest.mark.parametrize("given", [b"", b"\n", None])
+def test_nothing_from_stdin_is_no_prompt(
+    given: bytes | None, exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdin", closed if given is None else io.TextIOWrapper(io.BytesIO(given)))
+    code, out, err = _run(capsys, exported, "-")
+    assert (code, out) == (2, "") and "nothing came from stdin: pipe the prompt in" in err
+
+
+@pytest.mark.parametrize("raw", [[], ["--raw"]])
+def test_spaces_alone_are_a_prompt(
+    raw: list[str], exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = _json(capsys, exported, "  ", "-n", "1", *raw)["prompt_ids"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"  \n")))
+    assert _json(capsys, exported, "-", "-n", "1", *raw)["prompt_ids"] == expected
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["word " * 100], ["the cache 64 slots", "max_sequence_length", "generate -M"]),
+        ([""], ["PROMPT is empty: give the text"]),
+        (["", "--raw"], ["PROMPT is empty: give the text"]),
+        (["word " * 100], ["the cache 64 slots", "max_sequence_length (-M) from"]),
+        (
+            ["word " * 400],
+            ["shorten the prompt to at most 512,", "--max-sequence-length 1202", " --beyond-trained-range"],
+        ),
+        (["word " * 400, "--backend", "eager", "-M", "64"], ["the prompt to at most 512", " --beyond-trained-range"]),
         ([PROMPT, "--temperature", "-1"], ["temperature is -1"]),
         ([PROMPT, "--top-p", "0"], ["top-p is 0"]),
         ([PROMPT, "--backend", "abacus"], ["abacus", "onnxruntime"]),

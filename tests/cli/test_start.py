@@ -94,9 +94,9 @@ def test_a_complaint_that_nobody_can_hear_is_exit_2() -> None:
 
 def test_a_closed_stdin_is_an_empty_prompt() -> None:
     code = "from blockexport.cli import start, generate_command as g; start.open_standard_streams()\n"
-    code += "print(repr(g._read_prompt('-')))"
+    code += "print(g._read_stdin())"
     command = ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, code]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "''\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "b''\n"
 
 
 ASCII = [
