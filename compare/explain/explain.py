@@ -109,7 +109,7 @@ def explain(
         else:
             found = looker.elsewhere(failed) if failed else looker.sound()
     except ArtifactError as error:
-        found = Explanation(None, None, f"not located: {error}", file=looker.file)
+        found = Explanation(None, None, _not_run(error), file=looker.file)
     else:
         read = (*found.file, *_unread(found, context, results))
         found = replace(found, file=(*read, *_unsaid(found.search, read)))
@@ -221,7 +221,7 @@ class _Looker:
             try:
                 evidence = _gather(self.context, walk.calls, self._positions(result, walk), walk.ids_S)
             except ArtifactError as error:
-                remarks.append(f"{result.name}: not located; {error}")
+                remarks.append(f"{result.name}: {_not_run(error)}")
                 continue
             if evidence.differs or self.earlier_slot(evidence) is not None:
                 return self.explain(evidence, f"in the calls of {result.name} ({walk.what})")
@@ -249,6 +249,11 @@ def _sound_calls(prefill: int, length: int) -> tuple[list[range], list[range]]:
     steps = [step for step in sorted({prefill, (prefill + length) // 2, length - 1}) if prefill <= step < length]
     calls = stepped([range(prefill)], steps)
     return calls, [calls[0], *(range(step, step + 1) for step in steps)]
+
+
+def _not_run(error: ArtifactError) -> str:
+    """Why no place is given of a file that does not run as it should."""
+    return f"not located, for without its outputs nothing inside the file can be compared: {error}"
 
 
 def _hints(search: Search, found: Location) -> Hints:

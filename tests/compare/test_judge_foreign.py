@@ -135,7 +135,7 @@ def test_one_row_of_two_fails_the_batch(made: Path, tmp_path: Path, capsys: pyte
     path = changed(made / "growing.onnx", tmp_path / "odd.onnx", CUTS["one row"][0])
     verdicts, report = judged(path, made / "source", capsys, "--check", "batch", "--check", "decode", code=1)
     assert verdicts == {"decode": "pass", "batch": "fail"}
-    assert "logits comes out as [1, " in report["checks"][1]["message"]  # type: ignore[index]
+    assert "the output logits has the shape [1, " in report["checks"][1]["message"]  # type: ignore[index]
 
 
 def test_last_logits_only(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

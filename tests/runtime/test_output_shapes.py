@@ -40,7 +40,7 @@ def test_an_output_of_another_shape_is_the_artifacts_fault(
 ) -> None:
     decoder = open_decoder(cut_bundle(bundle, tmp_path / "cut", name), backend, threads=1, verify="nothing")
     decoder.reset(2)
-    said = rf"{re.escape(CUTS[name][1])} comes out as .* and should be \[2, .*\], on 2 x 9 tokens from position 0 on"
+    said = rf"output {re.escape(CUTS[name][1])} has the shape .* should have \[2, .*\], when 2 rows of 9 tokens"
     with pytest.raises(ArtifactError, match=said):
         decoder.prefill(torch.arange(18).view(2, 9))
 
@@ -53,4 +53,4 @@ def test_it_fails_the_checks_whose_calls_show_it(
     assert main(["compare", str(path), "--json", "--check", "prefill", "--check", "batch"]) == 1
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert {name: check["verdict"] for name, check in checks.items()} == {"prefill": "pass", "batch": "fail"}
-    assert "logits comes out as [1, " in checks["batch"]["message"]
+    assert "the output logits has the shape [1, " in checks["batch"]["message"]

@@ -186,7 +186,8 @@ def test_an_output_of_another_shape_is_the_files_fault(
     decoder = opened(changed(files[kind], tmp_path / "cut.onnx", cut), source)
     assert (decoder.foreign.no_rows, decoder.last_logits_only) == (None, False)
     decoder.reset(2)
-    with pytest.raises(ArtifactError, match=rf"{re.escape(output)} comes out as .* and should be \[2, .*\], on 2 x 9 "):
+    said = rf"{re.escape(output)} has the shape .* and should have \[2, .*\], when 2 rows of 9 tokens "
+    with pytest.raises(ArtifactError, match=said):
         decoder.prefill(ids(2, 9, 1))
 
 
