@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,11 +15,10 @@ from blockexport.models.wording import did_you_mean
 _OTHER_WORDS = {"export": "onnx", "judge": "compare", "build": "trt", "run": "generate", "check": "compare"}
 """What a command may be called by those who guess, and what it is called here."""
 
-_WORDINGS = (
+_WORDINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"too many arguments: \1"),
     (r"^option '(.*)' requires an argument$", r"\1 needs a value"),
-    (r"^invalid value for '(.*?)': dir\w* '(.*)' does not exist$", r"\1: there is no folder \2"),
-    (r"^invalid value for '(.*?)': (file|path) '(.*)' does not exist$", r"\1: there is no \2 \3"),
+    (r"^invalid value for '(.*?)': (dir\w*|file|path) '(.*)' does not exist$", lambda match: _absent(*match.groups())),
     (r"^invalid value for '(.*?)': file '(.*)' is a directory$", r"\1: \2 is a folder, and has to be a file"),
 )
 """What Typer says of the rest, and what is said here instead."""
@@ -70,6 +70,12 @@ def _reworded(said: str) -> str:
     for pattern, words in _WORDINGS:
         said = re.sub(pattern, words, said, flags=re.DOTALL)
     return said
+
+
+def _absent(option: str, kind: str, path: str) -> str:
+    if Path(path).is_symlink():
+        return f"{option}: {path} is a link to {Path(path).readlink()}, and there is nothing there"
+    return f"{option}: there is no {'folder' if kind.startswith('dir') else kind} {path}"
 
 
 def _missing(error: Any) -> str | None:

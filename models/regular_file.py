@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import stat
@@ -46,15 +47,28 @@ def is_there(path: Path) -> bool:
     Raises:
         UsageError: it names something else, a link to nothing included: an optional file is not passed over then.
     """
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:  # or a folder that may not be looked into, a path that is too long
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.is_symlink():
-            return False
-        raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
-    if not stat.S_ISREG(mode):
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"{path} is {kind_of(mode)}, and has to be a file: remove it, or put the file there")
-    return True
+    return mode is not None
+
+
+def is_anything(path: Path) -> bool:
+    """Whether `path` names a file, a folder or anything else that is there.
+
+    Raises:
+        UsageError: it is or passes through a link that leads nowhere, or a folder that may not be looked into.
+    """
+    return _mode(path) is not None
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except OSError as error:  # or a folder that may not be looked into, a path that is too long
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and _broken_link(path) is None:
+            return None
+        raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
 
 
 def require_readable(path: Path) -> None:
@@ -175,9 +189,18 @@ def kind_of(mode: int) -> str:
 
 
 def _reason(path: Path, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError) and path.is_symlink():
-        return (
-            f"it is a link to {path.readlink()}, and there is no such file: fetch it again, or copy it with what its "
-            "links point to (cp -L)"
-        )
-    return error.strerror or str(error)
+    reason, link = error.strerror or str(error), _broken_link(path)
+    if link is None:
+        return reason
+    target, end = str(link.readlink()), os.path.realpath(link)
+    said = f"{'it' if link == path else link} is a link to {target}" + ("" if target == end else f" ({end})")
+    if isinstance(error, FileNotFoundError):
+        return f"{said}, and there is nothing there: fetch it again, or copy it with what its links point to (cp -L)"
+    return f"{said}, and links lead in a circle from there" if error.errno == errno.ELOOP else f"{said}: {reason}"
+
+
+def _broken_link(path: Path) -> Path | None:
+    """The link, `path` itself or a folder on the way to it, behind which nothing can be reached."""
+    # pathlib's own raise where a folder on the way may not be looked into.
+    links = (each for each in (path, *path.parents) if os.path.islink(each))  # noqa: PTH114
+    return next((link for link in links if not os.path.exists(link)), None)  # noqa: PTH110

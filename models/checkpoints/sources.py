@@ -11,7 +11,7 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import PRESETS
-from blockexport.models.regular_file import open_regular
+from blockexport.models.regular_file import is_anything, is_there, open_regular
 from blockexport.models.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def open_checkpoint(model: str, *, seed: int = 0, lora: str | Path | None = None
 
 def _open(model: str, seed: int) -> Checkpoint:
     path = Path(model).expanduser()
-    if model and path.exists():
+    if model and is_anything(path):
         try:
             checkpoint = _open_path(path)
         except UsageError as error:
@@ -71,28 +71,47 @@ def shadowed_preset(model: str) -> list[str]:
 def _hub_id(model: str) -> HubId:
     """The Hugging Face id in `model`, which is neither a path that exists nor a preset.
 
+    `organisation/name` may be an id or a misspelt path, and only an id is worth asking the Hub for. With a revision, or
+    where the local cache has it, it is an id; else it is a path where its first part is a folder here, or where some
+    path here is spelt almost so; else it is an id.
+
     Raises:
-        UsageError: it cannot be one; or it is more likely a path that was misspelt: its folder is here, and the local
-            cache of the Hub has nothing of that name.
+        UsageError: it cannot be an id, or it is more likely a path.
     """
     from blockexport.models.checkpoints.hub import is_cached, parse_hub_id
 
     path = Path(model)
     hub_id = None if path.suffix.lower() == GGUF_SUFFIX else parse_hub_id(model)
+    if hub_id is not None and (hub_id.revision is not None or is_cached(hub_id)):
+        return hub_id
+    near = _nearest(path.expanduser())
+    meant = "" if near is None else f" (did you mean {near}?)"
     if hub_id is None:
         raise UsageError(
-            f"there is no model {model!r}{did_you_mean(model, PRESETS)}: MODEL is a folder with config.json and "
-            "safetensors, a .gguf file, a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset "
+            f"there is no model {model!r}{meant or did_you_mean(model, PRESETS)}: MODEL is a folder with config.json "
+            "and safetensors, a .gguf file, a Hugging Face id such as HuggingFaceTB/SmolLM2-135M, or a preset "
             f"({', '.join(sorted(PRESETS))})"
         )
-    if hub_id.revision is None and path.parent.is_dir() and not is_cached(hub_id):
-        close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-        meant = f" (did you mean {path.parent / close[0]}?)" if close else ""
+    if near is not None or path.parent.is_dir():
+        lacks = f"is here and holds no {path.name}" if path.parent.is_dir() else "is not here"
         raise UsageError(
-            f"the folder {path.parent} is here and holds no {path.name}{meant}: correct the path, or write "
-            f"{model}@main for the model of that name at the Hugging Face Hub"
+            f"the folder {path.parent} {lacks}{meant}: correct the path, or write {model}@main for the model of that "
+            "name at the Hugging Face Hub"
         )
     return hub_id
+
+
+def _nearest(path: Path) -> Path | None:
+    """The path that is there and differs from `path`, which is not, by the spelling of one part."""
+    there = next((parent for parent in path.parents if parent.is_dir()), None)
+    if there is None:
+        return None
+    wrong, *rest = path.relative_to(there).parts
+    try:
+        near = difflib.get_close_matches(wrong, [entry.name for entry in there.iterdir()], n=3)
+    except OSError:  # it may not be looked into
+        return None
+    return next((found for name in near if (found := there.joinpath(name, *rest)).exists()), None)
 
 
 def open_config(model: str) -> ModelConfig:
@@ -103,12 +122,11 @@ def open_config(model: str) -> ModelConfig:
     """
     from blockexport.models.checkpoints.hub import fetch_from_hub
     from blockexport.models.formats.config_hf import read_hf_config
-    from blockexport.models.regular_file import is_there
 
     path = Path(model).expanduser()
-    if path.is_dir() and is_there(path / "config.json"):
-        return read_hf_config(path)
-    if path.exists():
+    if model and is_anything(path):
+        if path.is_dir() and is_there(path / "config.json"):
+            return read_hf_config(path)
         return open_checkpoint(model).config
     if model in PRESETS:
         return PRESETS[model].config

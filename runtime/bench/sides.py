@@ -18,7 +18,7 @@ from blockexport.models.element_types import BY_NAME
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.quantisation import Quantisation
-from blockexport.models.regular_file import read_json_object
+from blockexport.models.regular_file import is_anything, read_json_object
 from blockexport.models.roofline import Footprint
 from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named, backend_names
 from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, OpenedAs, Side, slots_needed
@@ -80,7 +80,7 @@ def other_side(named: str, ours: Side) -> Side:
     forced, _, rest = named.partition(":")
     is_forced = rest and forced in (GENAI, LLAMA, CPP, *backend_names())
     path = Path(rest if is_forced else named).expanduser()
-    if not path.exists():
+    if not is_anything(path):
         raise UsageError(f"--against {named}: there is no {path}")
     kind = forced if is_forced else _kind_of(path)
     if kind == GENAI:
@@ -122,7 +122,8 @@ def _check_case(side: Side, case: BenchCase, steps: int) -> None:
             if room > 0
             else f"take fewer steps, at most {side.capacity - slots_needed(1, 0)}"
         )
-        more = ", or give a larger max_sequence_length" if side.is_ours else ""
+        trained = needed if side.footprint is None else side.footprint.config.max_position_embeddings
+        more = f", or give a max_sequence_length of at least {needed}" if side.is_ours and needed <= trained else ""
         raise UsageError(
             f"a context of {case.context} and {steps} steps need {needed} cache slots, and {side.name} has "
             f"{side.capacity}: {remedy}{more}"

@@ -54,10 +54,11 @@ def _socket(path: Path) -> None:
         (_socket, "socket|No such device"),
         (lambda path: path.symlink_to("/dev/zero"), "is a character device"),
         (lambda path: path.mkdir(), "is a folder"),
-        (lambda path: path.symlink_to("gone"), "link to gone"),
-        (lambda path: path.symlink_to(path.name), "symbolic links"),
+        (lambda path: path.symlink_to("gone"), r"it is a link to gone \(/.*/gone\), and there is nothing there"),
+        (lambda path: path.symlink_to("/gone/away"), "it is a link to /gone/away, and there is nothing there"),
+        (lambda path: path.symlink_to(path.name), r"it is a link to config.json .*, and links lead in a circle"),
     ],
-    ids=["pipe", "socket", "device", "folder", "dangling", "circle"],
+    ids=["pipe", "socket", "device", "folder", "dangling", "dangling elsewhere", "circle"],
 )
 def test_what_is_no_regular_file_is_refused_at_once(
     make: Callable[[Path], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

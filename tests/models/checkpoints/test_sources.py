@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blockexport.cli.main import main
-from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.checkpoints.sources import open_checkpoint, open_config
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import PRESETS
 from tests.small_models import small_config, small_weights, write_folder, write_gguf
@@ -132,6 +132,73 @@ def test_an_adapter_is_not_called_a_broken_checkpoint(tmp_path: Path) -> None:
 def test_a_config_that_is_a_link_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to(tmp_path / "blobs" / "0123")
     refused(str(tmp_path), "config.json", "link to", "0123")
+
+
+LINKS = {
+    "a link to nothing": ("gone", r"it is a link to gone \(.*/gone\), and there is nothing there"),
+    "a link to a link to nothing": ("first", r"it is a link to second \(.*/gone\), and there is nothing there"),
+    "a link in a circle": ("itself", "links lead in a circle"),
+    "a path through a link to nothing": ("first/model", r"first is a link to second \(.*/gone\), and there is nothing"),
+    "a GGUF that is a link to nothing": ("m.gguf", "it is a link to .*blobs/0123, and there is nothing there"),
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_a_link_that_leads_nowhere_is_told_as_one(case: str, tmp_path: Path) -> None:
+    model, said = LINKS[case]
+    for name, target in (
+        ("model", "gone"),
+        ("first", "second"),
+        ("second", "gone"),
+        ("itself", "itself"),
+        ("m.gguf", "/blobs/0123"),
+    ):
+        (tmp_path / name).symlink_to(target)
+    model = "model" if model == "gone" else model
+    for ask in (open_checkpoint, open_config):
+        with pytest.raises(UsageError, match=f"^{model} cannot be read: .*{said}"):
+            ask(model)
+    (tmp_path / "gone").mkdir()
+    refused("model", "is empty")
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root may look into all, the system's answer is made up."""
+    (tmp_path / "link").symlink_to(tmp_path / "closed" / "model")
+
+    def stat(path: Path, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(UsageError, match=r"^link cannot be read: .*closed/model: Permission denied") as checkpoint:
+        open_checkpoint("link")
+    with pytest.raises(UsageError) as config:
+        open_config("link")
+    monkeypatch.undo()
+    assert str(config.value) == str(checkpoint.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("modles/food", "models/food"),
+        ("models/a/fodo", "models/a/food"),
+        ("models/aa/food", "models/a/food"),
+        ("./models/foo", "models/food"),
+        ("models/food.guff", "models/food.gguf"),
+        ("x/models/food", None),
+        ("someone/food", None),
+    ],
+)
+def test_a_path_here_that_is_spelt_almost_so_is_told(given: str, meant: str | None, tmp_path: Path) -> None:
+    for name in ("food", "a/food"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    (tmp_path / "models" / "food.gguf").touch()
+    with pytest.raises(UsageError) as caught:
+        open_checkpoint(given)
+    assert ("did you mean" in str(caught.value)) is (meant is not None)
+    assert meant is None or f"(did you mean {meant}?)" in str(caught.value)
+    assert ("in the local cache" in str(caught.value)) is (given == "someone/food"), "only this one is asked of the Hub"
 
 
 def test_one_of_several_ggufs(tmp_path: Path) -> None:
