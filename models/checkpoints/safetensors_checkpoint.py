@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
 from blockexport.models.checkpoints.fused_tensors import taken_apart
@@ -12,6 +12,7 @@ from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.formats.config_hf import read_hf_config
@@ -52,7 +53,9 @@ class SafetensorsCheckpoint(Checkpoint):
             unpacked = with_packed(unpacked.entries, packing, expected, where)
         found, self._packed = unpacked.entries, unpacked.matrices
         self.notes = (*notes, *spelled.notes, *unpacked.notes)
-        self.entries: Mapping[str, TensorEntry] = needed_entries(found, self.config, where)
+        self.entries: Mapping[str, TensorEntry] = needed_entries(
+            found, self.config, where, assumed=_assumed(content, self.config)
+        )
         if self.config.tie_word_embeddings and OUTPUT_HEAD in found:
             _check_tied_head(found[EMBEDDING], found[OUTPUT_HEAD])
         parts = [entry for name, matrix in self._packed.items() if name in self.entries for entry in matrix.parts]
@@ -84,6 +87,12 @@ class SafetensorsCheckpoint(Checkpoint):
         scheme = self.entries[name].codes
         assert scheme is not None, name
         return codes_of(self._packed[name], scheme, str(self.folder))
+
+
+def _assumed(content: Mapping[str, Any], config: ModelConfig) -> str:
+    """The sizes of attention that a config.json does not state, as they were taken; empty where it states them."""
+    keys = [key for key in ("num_key_value_heads", "head_dim") if content.get(key) is None]
+    return " and ".join(f"{key} = {getattr(config, key)}" for key in keys)
 
 
 def _check_tied_head(embedding: TensorEntry, head: TensorEntry) -> None:

@@ -124,7 +124,11 @@ def _norm_tensors(config: ModelConfig, name: str, size: int) -> dict[str, tuple[
 
 
 def needed_entries(
-    found: Mapping[str, TensorEntry], config: ModelConfig, where: str, described_by: str = "config.json"
+    found: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    where: str,
+    described_by: str = "config.json",
+    assumed: str = "",
 ) -> dict[str, TensorEntry]:
     """The entries the model uses, in the order of `expected_tensors`, after checking all of `found`.
 
@@ -135,6 +139,7 @@ def needed_entries(
         config: what it should hold.
         where: the checkpoint, for messages.
         described_by: what the config was read from, for messages.
+        assumed: sizes of attention that it does not state, for messages.
 
     Raises:
         UsageError: a tensor is missing, unknown, or of the wrong shape or type.
@@ -147,9 +152,9 @@ def needed_entries(
     if missing or unknown:
         stored = [found[name].stored_name or name for name in unknown]
         copies = _copies(stored, missing, expected)
-        raise UsageError(_mismatch(missing, stored, copies, where, described_by))
+        raise UsageError(_mismatch(missing, stored, copies, where, described_by, expected))
     for name, shape in expected.items():
-        _check_entry(found[name], shape, where)
+        _check_entry(found[name], shape, where, assumed)
     return {name: found[name] for name in expected}
 
 
@@ -157,11 +162,12 @@ def _may_be_extra(name: str, config: ModelConfig) -> bool:
     return any(pattern.fullmatch(name) for pattern in HARMLESS) or (name == OUTPUT_HEAD and config.tie_word_embeddings)
 
 
-def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str) -> None:
+def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str, assumed: str) -> None:
     name = entry.stored_name or entry.name
     if entry.shape != shape:
+        by = f", by {assumed}, which it does not state" if assumed and ".self_attn." in name else ""
         raise UsageError(
-            f"{name} in {where} has shape {list(entry.shape)}; its config calls for {list(shape)}. "
+            f"{name} in {where} has shape {list(entry.shape)}; its config calls for {list(shape)}{by}. "
             "Config and weights belong to different models, or one of them was edited"
         )
     if entry.dtype not in FLOAT_TYPES:
@@ -171,7 +177,14 @@ def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str) -> None
         )
 
 
-def _mismatch(missing: list[str], unknown: list[str], copies: str | None, where: str, described_by: str) -> str:
+def _mismatch(
+    missing: list[str],
+    unknown: list[str],
+    copies: str | None,
+    where: str,
+    described_by: str,
+    expected: Iterable[str],
+) -> str:
     """Names on both sides, and what they look like."""
     lacks = f"lacks {_listed(missing)}, which its config calls for" if missing else ""
     holds = f"holds {_listed(unknown)}, which it does not use" if unknown else ""
@@ -194,6 +207,12 @@ def _mismatch(missing: list[str], unknown: list[str], copies: str | None, where:
     if missing == [EMBEDDING]:
         return f"{said}. If the embedding is the table {OUTPUT_HEAD}, config.json should say tie_word_embeddings: true"
     if unknown and not missing:
+        doubles = [_double(name, expected) for name in unknown]
+        if all(doubles):
+            return (
+                f"{said}. {unknown[0]} is named like {doubles[0]} with other words in front, which is there too: keep "
+                "the one that is meant, and remove the other"
+            )
         return (
             f"{said}: leaving weights out would change the model, so the checkpoint is refused. Check {described_by} "
             "(biases, QK-norm, number of layers) against the weights"
@@ -212,6 +231,13 @@ def _copies(unknown: list[str], missing: list[str], expected: Iterable[str]) -> 
     if not missing:
         fronts.add("model.")
     return " and ".join(map(repr, sorted(fronts))) if len(fronts) > 1 else None
+
+
+def _double(name: str, expected: Iterable[str]) -> str | None:
+    """The tensor of the model whose name `name` has, with other words in front."""
+    _, in_layer, tail = name.partition("layers.")
+    alike = (own for own in expected if (own.partition("layers.")[2] == tail if in_layer else name.endswith(f".{own}")))
+    return next(alike, None)
 
 
 def _unknown_prefix(missing: list[str], unknown: list[str]) -> str | None:

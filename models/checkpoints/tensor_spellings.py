@@ -7,6 +7,7 @@ anything else come back as they are, to be refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,12 +79,19 @@ def in_hugging_face_names(stored: Mapping[str, TensorEntry], config: ModelConfig
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    """File name to Hugging Face name; every name stays as it is where the layers have no one prefix of wrappers."""
+    """File name to Hugging Face name; every name stays as it is where the layers have no one prefix of wrappers.
+
+    A few tensors of layers under another prefix are no second set: they keep their names, and are told to be left over.
+    """
     split = {name: _without_wrappers(name.split(".")) for name in stored}
-    prefixes = {prefix for prefix, rest in split.values() if rest[0] == "layers"}
-    if len(prefixes) != 1:
+    prefixes = Counter(prefix for prefix, rest in split.values() if rest[0] == "layers").most_common()
+    if not prefixes or (len(prefixes) > 1 and 2 * prefixes[1][1] > prefixes[0][1]):
         return {name: name for name in split}
-    return {name: _name(rest) or name for name, (_, rest) in split.items()}
+    others = {prefix for prefix, _ in prefixes[1:]}
+    return {
+        name: name if rest[0] == "layers" and prefix in others else _name(rest) or name
+        for name, (prefix, rest) in split.items()
+    }
 
 
 def _without_wrappers(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

@@ -157,9 +157,10 @@ class HeadKeys:
 def check_heads(fields: RawFields, keys: HeadKeys, heads: int, key_value_heads: int, head_dim: int) -> None:
     """Raise UsageError when query heads cannot share key/value heads evenly, or RoPE cannot pair dimensions."""
     if heads % key_value_heads:
+        remedy = "" if fields.has(keys.key_value_heads) else f". State {keys.key_value_heads}, as the weights have it"
         raise fields.error(
             f"{fields.told(keys.heads, heads)} and {fields.told(keys.key_value_heads, key_value_heads)}: the first "
-            "must be a multiple of the second, for each key/value head serves as many query heads"
+            f"must be a multiple of the second, for each key/value head serves as many query heads{remedy}"
         )
     if head_dim % 2:
         origin = "" if fields.has(keys.head_dim) else " (hidden size / heads, as the file does not state it)"

@@ -138,6 +138,33 @@ def test_a_tensor_that_does_not_fit_is_named(folder: Path, edit: Any, fragments:
     refused(folder, *fragments)
 
 
+HEADS = {  # heads and key/value heads of the weights, and what the family takes where the config states no number
+    "mistral": (16, 4, "calls for [64, 64], by num_key_value_heads = 8 and head_dim = 4"),
+    "smollm3": (16, 8, "by num_key_value_heads = 4 and head_dim = 4"),
+    "qwen2": (32, 8, "by num_key_value_heads = 32 and head_dim = 2"),
+    "qwen3": (32, 8, "by num_key_value_heads = 32 and head_dim = 128"),
+    "llama": (8, 2, "by num_key_value_heads = 8 and head_dim = 8"),
+}
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_a_size_that_the_config_does_not_state_is_not_passed_off_as_its_own(tmp_path: Path, family: str) -> None:
+    heads, key_value_heads, said = HEADS[family]
+    config = small_config(
+        family, hidden_size=64, num_attention_heads=heads, num_key_value_heads=key_value_heads, head_dim=10
+    )
+    folder = write_folder(tmp_path, config, small_weights(config))
+    stated = json.loads((folder / "config.json").read_text())
+    for key in ("num_key_value_heads", "head_dim"):
+        stated.pop(key)
+    (folder / "config.json").write_text(json.dumps(stated))
+    refused(folder, f"{said}, which it does not state. Config and weights", "self_attn.")
+    (folder / "config.json").write_text(json.dumps({**stated, "num_key_value_heads": 8, "head_dim": 12}))
+    with pytest.raises(UsageError) as caught:
+        SafetensorsCheckpoint(folder)
+    assert "not state" not in str(caught.value)
+
+
 def test_index_naming_an_absent_file(sharded: Path) -> None:
     (sharded / "model-00002-of-00003.safetensors").unlink()
     refused(sharded, INDEX, "names 3 files", "model-00002-of-00003.safetensors is not beside it")

@@ -90,6 +90,13 @@ def added(**more: Callable[[Weights], torch.Tensor]) -> Write:
     return write
 
 
+def beside(change: Callable[[str], str], more: str) -> Write:
+    """Tensors under other names, and one more of the name `more`."""
+    return lambda weights, folder: save(
+        {**{change(name): weights[name] for name in weights}, more: torch.ones(3)}, folder
+    )
+
+
 def ones(*shape: int) -> Callable[[Weights], torch.Tensor]:
     return lambda weights: torch.ones(shape)
 
@@ -222,6 +229,8 @@ def meta_name(name: str) -> str:
 
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+QUERY = "layers.0.self_attn.q_proj.weight"
+LEFT_OVER = "is named like {} with other words in front, which is there too"
 RENAMED = "have other names in the checkpoint"
 ONE_TABLE = "is stored once"
 
@@ -291,6 +300,30 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
         added(mtp__layers__0__proj__weight=ones(8, 42)),
         ["mtp.layers.0.proj.weight, which it does not use: leaving weights out"],
     ),
+    "one tensor of another model's beside its own": (
+        added(teacher__model__layers__0__self_attn__q_proj__weight=ones(8, 42)),
+        ["holds tensor teacher.model.layers.0.self_attn.q_proj.weight", LEFT_OVER.format(f"model.{QUERY}")],
+    ),
+    "one tensor wrapped beside its own": (
+        added(base_model__model__model__layers__0__self_attn__q_proj__weight=ones(8, 42)),
+        ["holds tensor base_model.model.model.layers.0.self_attn.q_proj.weight", LEFT_OVER.format(f"model.{QUERY}")],
+    ),
+    "one tensor wrapped beside AutoModel's": (
+        beside(lambda name: name.removeprefix("model."), f"module.{QUERY}"),
+        [f"holds tensor module.{QUERY}, which it does not use", LEFT_OVER.format(f"model.{QUERY}")],
+    ),
+    "one tensor as AutoModel names it beside wrapped ones": (
+        beside(lambda name: f"_orig_mod.{name}", QUERY),
+        [f"holds tensor {QUERY}, which it does not use", LEFT_OVER.format(f"model.{QUERY}")],
+    ),
+    "the norm once more": (
+        added(ema__model__norm__weight=ones(42)),
+        ["holds tensor ema.model.norm.weight", LEFT_OVER.format("model.norm.weight")],
+    ),
+    "the norm of a layer once more": (
+        added(ema__model__layers__0__norm__weight=ones(42)),
+        ["holds tensor ema.model.layers.0.norm.weight, which it does not use: leaving weights out"],
+    ),
     "no head": (without(HEAD), ["lacks tensor lm_head.weight", "saved without its head"]),
     "no head, saved by AutoModel": (
         renamed(lambda name: None if name == HEAD else name.removeprefix("model.")),
@@ -338,7 +371,7 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
     "files of other names": (sharded("a.safetensors", "b.safetensors"), ["2 other safetensors files (a.safe"]),
     "a link to nothing": (
         linked_to_nothing,
-        ["it is a link to", "0123abcd", "there is no such file"],
+        ["it is a link to", "0123abcd", "there is nothing there"],
     ),
     "no tensors": (lambda weights, folder: save({}, folder), ["holds no tensors"]),
     "pickled": (
