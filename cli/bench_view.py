@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from blockexport.cli import console
-from blockexport.models.wording import plural
+from blockexport.models.wording import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def side_rows(result: BenchResult) -> Iterator[tuple[str, ...]]:
     for number, side in enumerate(result.sides, start=1):
         memory = (side.before.resident, side.after.resident, side.after.own, side.after.peak)
         load = milliseconds(side.load_seconds.median)
-        yield (f"[{number}] {side.side.name}", load, *(megabytes(value) for value in memory))
+        yield (f"[{number}] {side.side.name}", load, *(memory_size(value) for value in memory))
 
 
 def _phase_table(result: BenchResult, phase: Phase) -> Table:
@@ -156,6 +156,6 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
 
 
-def megabytes(value: float | None) -> str:
-    """Millions of bytes."""
-    return NOT_TOLD if value is None else f"{value / 1e6:,.0f} MB"
+def memory_size(value: float | None) -> str:
+    """Bytes of memory."""
+    return NOT_TOLD if value is None else size(value)

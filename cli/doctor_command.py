@@ -18,13 +18,13 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
+from blockexport.models.wording import size
 from blockexport.runtime.backends import BACKENDS, ENGINES
 
 State = Literal["good", "note", "bad"]
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "safetensors", "gguf", "tokenizers", "huggingface-hub")
 _ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _machine() -> Iterator[Observation]:
     yield Observation("Python", f"{platform.python_version()} ({sys.executable})")
     yield Observation("machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores")
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        yield Observation("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB")
+        yield Observation("memory", size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
 
 def _libraries() -> Iterator[Observation]:
@@ -189,7 +189,7 @@ def _gpu() -> Iterator[Observation]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"compute capability {properties.major}.{properties.minor}"
-        yield Observation(f"GPU {index}", f"{properties.name}, {capability}, {properties.total_memory / _GIB:.0f} GiB")
+        yield Observation(f"GPU {index}", f"{properties.name}, {capability}, {size(properties.total_memory)}")
 
 
 def _tensorrt() -> Iterator[Observation]:
@@ -235,7 +235,7 @@ def _disk(folder: Path) -> Iterator[Observation]:
     if not os.access(folder, os.W_OK):
         yield Observation("folder", f"{folder.resolve()} cannot be written to", "bad", "choose another folder")
         return
-    yield Observation("folder", f"{folder.resolve()}, {shutil.disk_usage(folder).free / _GIB:.1f} GiB free")
+    yield Observation("folder", f"{folder.resolve()}, {size(shutil.disk_usage(folder).free)} free")
     if supports_reflinks(folder):
         yield Observation("reflinks", "yes: a weights file is cloned without copying its bytes")
     else:

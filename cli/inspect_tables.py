@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from blockexport.cli import console
-from blockexport.cli.inspect_view import count, figures, flop, size
+from blockexport.cli.inspect_view import count, figures, flop
+from blockexport.models.wording import size
 
 if TYPE_CHECKING:
     from rich.table import Table

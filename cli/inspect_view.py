@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from blockexport.cli import console
+from blockexport.models.wording import size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,14 +36,6 @@ def flop(value: float) -> str:
             scaled = value / limit
             return f"{scaled:.1f} {letter}FLOP" if scaled < 9.95 else f"{scaled:.0f} {letter}FLOP"
     return f"{value:.0f} FLOP"
-
-
-def size(value: float) -> str:
-    """Bytes in binary units, to two digits after the point where they say something: 1 GiB, 14.96 GiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if value >= 1024**power:
-            return f"{value / 1024**power:.2f}".rstrip("0").rstrip(".") + f" {unit}"
-    return f"{value:.0f} bytes"
 
 
 def show(model: str, description: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blockexport.cli import console
 from blockexport.cli.judging import show
 from blockexport.models.exit_codes import ExitCode
+from blockexport.models.wording import size
 
 if TYPE_CHECKING:
     from blockexport.bundle_export import ExportedBundle
@@ -54,8 +55,8 @@ def _say_what_was_made(made: ExportedBundle, *, quiet: bool) -> None:
     if made.exit_code is ExitCode.BAD:
         console.say(f"the bundle is bad and was not sealed; it is kept for inspection in {made.folder}")
         return
-    size = sum(entry.bytes for entry in made.manifest.files.values())
+    total = size(sum(entry.bytes for entry in made.manifest.files.values()))
     count = len(made.manifest.files) + 1  # the manifest does not list itself
-    console.say(f"wrote {made.folder}: {count} files, {size / 1e6:.1f} MB", quiet=quiet)
+    console.say(f"wrote {made.folder}: {count} files, {total}", quiet=quiet)
     if made.not_judged is not None:
         console.say(f"not judged: {made.not_judged}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.cli import console
+from blockexport.models.wording import size
 
 if TYPE_CHECKING:
     from blockexport.export.bundle.engine_entry import EngineEntry
@@ -26,7 +27,7 @@ def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) 
         out.print(line, soft_wrap=True)
 
 
-def _summary(path: Path, size: int, entry: EngineEntry) -> list[str]:
+def _summary(path: Path, length: int, entry: EngineEntry) -> list[str]:
     audit = entry.audit
     attention = audit["attention"] + (f" ({audit['attention_reason']})" if audit["attention_reason"] else "")
     spans = [
@@ -37,9 +38,9 @@ def _summary(path: Path, size: int, entry: EngineEntry) -> list[str]:
     products = _counted(audit["matrix_products"])
     if codes := audit.get("dequantised"):
         products += f", by codes {_counted(codes)}"
-    weights = ", ".join(f"{size / 1e6:.3g} MB {dtype}" for dtype, size in audit["weight_bytes"].items() if size > 1e4)
+    weights = ", ".join(f"{size(count)} {dtype}" for dtype, count in audit["weight_bytes"].items() if count > 1e4)
     return [
-        f"{path}: {size / 1e6:.1f} MB, {entry.backend} {entry.version}, for {', '.join(entry.compute_capabilities)}",
+        f"{path}: {size(length)}, {entry.backend} {entry.version}, for {', '.join(entry.compute_capabilities)}",
         f"  caches       {audit['cache_updates']}, each output in the memory of its input",
         f"  attention    {audit['attention_layers']} layers, {attention}; softmax {audit['softmax']}",
         f"  products     {products}",

@@ -12,6 +12,7 @@ from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import SCALE_BYTES, Quantisation
+from blockexport.models.wording import size
 
 LARGE = 1 << 30
 """Bytes of weights from which on the numbers are told although there is room."""
@@ -68,7 +69,7 @@ def check_room(
     """
     entries, needed = _entries(checkpoint, interface), _stored_bytes(checkpoint, interface, quantisation)
     elements = sum(entry.size for entry in entries)
-    what = f"{elements / 1e9:.2f} billion weights in {interface.precision}"
+    what = f"{_many(elements)} weights in {interface.precision}"
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
     mapped = quantisation is None and all(
@@ -78,7 +79,7 @@ def check_room(
     if free < disk:
         program = " with the program of --pt2" if pt2 else ""
         raise UsageError(
-            f"{what} take {_gb(disk)} on disk{program}, and the file system of {folder} has {_gb(free)} free: free "
+            f"{what} take {size(disk)} on disk{program}, and the file system of {folder} has {size(free)} free: free "
             "some, or choose another output folder, a smaller model or --bf16"
         )
     # A bf16 file is replayed from its mapped weights.
@@ -86,13 +87,13 @@ def check_room(
     memory, present = (interface.precision is not Precision.BF16) * needed + eager, available_memory()
     if judged and present is not None and present < memory:
         raise NotJudgedError(
-            f"{what} take at least {_gb(memory)} of memory to judge, and {_gb(present)} are available: choose a "
+            f"{what} take at least {size(memory)} of memory to judge, and {size(present)} are available: choose a "
             "smaller model or --bf16, or seal the bundle unjudged with --no-compare"
         )
     if needed < LARGE:
         return None
-    judging = f", and at least {_gb(memory)} of memory to judge" if judged and memory else ""
-    return f"{what} take {_gb(needed)} on disk{judging}"
+    judging = f", and at least {size(memory)} of memory to judge" if judged and memory else ""
+    return f"{what} take {size(needed)} on disk{judging}"
 
 
 def available_memory() -> int | None:
@@ -115,5 +116,9 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="ascii")
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _many(count: int) -> str:
+    """A number of weights."""
+    for unit, name in ((10**9, "billion"), (10**6, "million")):
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return f"{count:,}"

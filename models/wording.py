@@ -19,6 +19,14 @@ def number(value: float, digits: int = 2) -> str:
     return f"{mantissa}e{int(exponent)}" if e else mantissa
 
 
+def size(count: float) -> str:
+    """Bytes in the unit that suits them, to two digits after the point where they say something: 1 GiB, 14.96 GiB."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    return plural(round(count), "byte")
+
+
 def told_apart(one: float, other: float, digits: int = 6) -> tuple[str, str]:
     """Two numbers in `digits` significant digits, or in as many more as show that they differ: 1.00003, 1."""
     for count in range(digits, _ALL_DIGITS + 1):

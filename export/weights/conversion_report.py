@@ -10,7 +10,7 @@ from typing import Any
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.weight_values import TensorLoss
-from blockexport.models.wording import listed
+from blockexport.models.wording import listed, size
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ConversionReport:
         if errors:
             worst = max(errors, key=lambda name: errors[name])
             lines.append(
-                f"{len(errors)} matrices were quantised, {self.target_bytes / 1e6:.1f} MB of weights in all; their "
+                f"{len(errors)} matrices were quantised, {size(self.target_bytes)} of weights in all; their "
                 f"values lost {statistics.median(errors.values()):.2%} of their size (rms, the median of the "
                 f"matrices), those of {worst} most, {errors[worst]:.2%}"
             )
@@ -74,8 +74,8 @@ class ConversionReport:
         halved = " (half of that with --fp16 or --bf16)" if self.target_type == "F32" else ""
         kinds = _kinds(Counter(self.dequantised).elements())
         return [
-            f"the checkpoint stores weights quantised ({kinds}; {self.source_bytes / 1e6:.1f} MB) and the bundle "
-            f"has all of them in {self.target_type}, {self.target_bytes / 1e6:.1f} MB{halved}{self._as_they_are()}"
+            f"the checkpoint stores weights quantised ({kinds}; {size(self.source_bytes)}) and the bundle "
+            f"has all of them in {self.target_type}, {size(self.target_bytes)}{halved}{self._as_they_are()}"
         ]
 
     def _as_they_are(self) -> str:

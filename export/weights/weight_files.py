@@ -34,6 +34,7 @@ from blockexport.models.quantisation import Quantisation, scale_dtype
 WEIGHTS_FILE = "model.safetensors"
 
 _CHUNK_ELEMENTS = 1 << 21
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,14 @@ def _convert(
     check_free_space(path.parent, size)
     losses: list[TensorLoss] = []
     errors: dict[str, float] = {}
-    label = "making random weights" if checkpoint.source.kind == "random" else "converting weights"
+    label = f"{'making random' if checkpoint.source.kind == 'random' else 'converting'} weights, in MiB:"
     with HashingWriter(path) as file:
         file.write(header)
         done = len(header)
         for name, entry in kept.items():
             losses.append(_write_converted(checkpoint, name, precision, file))
             done += byte_size(entry)
-            progress(label, done, total)
+            progress(label, -(-done // _MIB), -(-total // _MIB))
         check_no_overflow(losses, precision.torch_dtype)
         costs = write_matrices(checkpoint, layouts, precision, file, threads, calibration)
         for number, (name, cost) in enumerate(costs, start=1):

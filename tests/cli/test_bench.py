@@ -134,4 +134,4 @@ def test_figures_as_people_read_them() -> None:
     ]  # fmt: skip
     assert [view.rate(r) for r in (3.14, 99.94, 1234.5)] == ["3.1", "99.9", "1,234"]
     assert [view.percent(p) for p in (None, 0.001, 0.456, 1.2)] == ["", "0.1%", "46%", "120%"]
-    assert [view.megabytes(m) for m in (None, 1.5e9)] == ["not told", "1,500 MB"]
+    assert [view.memory_size(m) for m in (None, 1.5e9)] == ["not told", "1.4 GiB"]

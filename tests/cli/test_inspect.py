@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from blockexport.cli.inspect_view import count, flop, size
+from blockexport.cli.inspect_view import count, flop
 from blockexport.cli.main import main
+from blockexport.models.wording import size
 from tests.support import shared_path
 
 
@@ -196,7 +197,10 @@ def test_needs_no_torch() -> None:
         (flop(9_949_999), "9.9 MFLOP"),
         (flop(9_960_000), "10 MFLOP"),
         (flop(500), "500 FLOP"),
-        (size(1023), "1023 bytes"),
+        (size(0), "0 bytes"),
+        (size(1), "1 byte"),
+        (size(1023), "1,023 bytes"),
+        (size(1_300_000), "1.24 MiB"),
         (size(1024), "1 KiB"),
         (size(16_060_522_496), "14.96 GiB"),
     ],

@@ -42,19 +42,19 @@ def _check(place: Path, precision: Precision = Precision.FP32, *, judged: bool =
 
 def test_the_numbers_of_a_large_model_are_told(machine: SimpleNamespace, tmp_path: Path) -> None:
     assert _check(tmp_path) == (
-        "8.03 billion weights in fp32 take 32.1 GB on disk, and at least 64.2 GB of memory to judge"
+        "8.03 billion weights in fp32 take 29.92 GiB on disk, and at least 59.83 GiB of memory to judge"
     )
     assert _check(tmp_path, Precision.BF16) == (
-        "8.03 billion weights in bf16 take 16.1 GB on disk, and at least 16.1 GB of memory to judge"
+        "8.03 billion weights in bf16 take 14.96 GiB on disk, and at least 14.96 GiB of memory to judge"
     )
-    assert _check(tmp_path, judged=False) == "8.03 billion weights in fp32 take 32.1 GB on disk"
+    assert _check(tmp_path, judged=False) == "8.03 billion weights in fp32 take 29.92 GiB on disk"
     tiny = RandomCheckpoint(PRESETS["tiny"].config, 0, "tiny")
     assert check_room(tiny, _interface(tiny), tmp_path / "b", judged=True) is None
 
 
 def test_too_little_memory_is_refused_unless_nothing_is_judged(machine: SimpleNamespace, tmp_path: Path) -> None:
     machine.memory = 64 * GB
-    with pytest.raises(NotJudgedError, match=r"at least 64\.2 GB of memory to judge, and 64\.0 GB are available"):
+    with pytest.raises(NotJudgedError, match=r"at least 59\.83 GiB of memory to judge, and 59\.6 GiB are available"):
         _check(tmp_path)
     assert _check(tmp_path, judged=False) is not None
     machine.memory = None
@@ -63,7 +63,7 @@ def test_too_little_memory_is_refused_unless_nothing_is_judged(machine: SimpleNa
 
 def test_too_small_a_disk_is_refused(machine: SimpleNamespace, tmp_path: Path) -> None:
     machine.disk = 32 * GB
-    with pytest.raises(UsageError, match=r"take 32\.1 GB on disk, and the file system of .* has 32\.0 GB free"):
+    with pytest.raises(UsageError, match=r"take 29\.92 GiB on disk, and the file system of .* has 29\.8 GiB free"):
         _check(tmp_path, judged=False)
 
 
@@ -98,5 +98,5 @@ def test_the_command_begins_nothing(
 ) -> None:
     machine.memory = 8 * GB
     assert main(["onnx", "llama-3-8b", "-o", str(tmp_path / "bundle")]) == 3
-    assert "64.2 GB" in capsys.readouterr().err
+    assert "59.83 GiB" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

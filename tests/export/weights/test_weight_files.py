@@ -27,6 +27,7 @@ from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
+from blockexport.models.wording import size
 from tests.small_models import (
     Weights,
     close_gguf,
@@ -178,7 +179,7 @@ def test_a_quantised_file_says_what_it_was_and_how_it_grew(tmp_path: Path, out: 
     written = write_weights(open_checkpoint(str(tmp_path / "m.gguf")), out, precision, list(weights))
     assert written.report.source_types == ("F16", "F32", "Q4_1", "Q8_0")
     assert written.report.dequantised == {"Q4_1": 1, "Q8_0": 6}
-    sizes = [f"{path.stat().st_size / 1e6:.1f} MB" for path in (tmp_path / "m.gguf", out / "model.safetensors")]
+    sizes = [size(path.stat().st_size) for path in (tmp_path / "m.gguf", out / "model.safetensors")]
     note = written.report.notes()[0]
     assert all(part in note for part in ("1 in Q4_1, 6 in Q8_0", *sizes, precision.element.safetensors))
     assert ("--fp16" in note) is (precision is FP32)
