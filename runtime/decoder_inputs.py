@@ -12,6 +12,7 @@ import torch
 
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
+from blockexport.models.wording import size
 
 
 def checked_inputs(inputs: torch.Tensor, interface: Interface) -> torch.Tensor:
@@ -104,8 +105,7 @@ def check_rows(batch_size: int, interface: Interface) -> None:
     if memory is not None and needed > memory:
         raise NotJudgedError(
             f"a cache of {batch_size} row{'s' if batch_size > 1 else ''} of {slots} slots takes "
-            f"{needed / 2**30:.4g} GiB, and this machine has {memory / 2**30:.4g} GiB: take fewer rows, or a smaller "
-            "max_sequence_length"
+            f"{size(needed)}, and this machine has {size(memory)}: take fewer rows, or a smaller max_sequence_length"
         )
 
 
@@ -115,6 +115,8 @@ _IDS = "token ids [batch_size, sequence_length]"
 def _require_tensor(name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"{name} is of type {type(value).__name__}: give a torch.Tensor")
+    if value.is_meta:
+        raise UsageError(f"{name} is on the meta device, where tensors have no values: give one that has them")
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

@@ -55,6 +55,7 @@ def ids(*rows: list[int]) -> torch.Tensor:
         (ids([1, 2], [3, 4]), "2 rows were given to a cache of 1: call reset(2) first"),
         ([[1, 2]], "inputs is of type list: give a torch.Tensor"),
         (np.array([[1, 2]]), "inputs is of type ndarray"),
+        (torch.zeros(1, 2, dtype=torch.int64, device="meta"), "inputs is on the meta device"),
     ],
 )
 def test_inputs_that_are_no_tokens(decoder: Decoder, inputs: torch.Tensor, message: str) -> None:
@@ -78,6 +79,7 @@ def test_inputs_that_are_no_tokens(decoder: Decoder, inputs: torch.Tensor, messa
         (torch.tensor([7.5, 8]), "lengths_B is float32 [2]"),
         (torch.tensor([True, True]), "lengths_B is bool [2]"),
         ([8, 8], "lengths_B is of type list"),
+        (torch.ones(2, dtype=torch.int64, device="meta"), "lengths_B is on the meta device"),
     ],
 )
 def test_lengths_that_are_none(decoder: Decoder, lengths_B: torch.Tensor, message: str) -> None:
@@ -100,6 +102,7 @@ def test_lengths_that_are_none(decoder: Decoder, lengths_B: torch.Tensor, messag
         (ids([-1, 0]), "at position -1"),
         (ids([SLOTS - 1, SLOTS]), "need 30 cache slots, and there are 29"),
         ([[0, 1]], "position_ids is of type list"),
+        (torch.zeros(1, 2, dtype=torch.int64, device="meta"), "position_ids is on the meta device"),
     ],
 )
 def test_positions_that_are_none(decoder: Decoder, positions: torch.Tensor, message: str) -> None:
@@ -121,7 +124,9 @@ def test_rows_of_a_cache(decoder: Decoder, rows: int) -> None:
 
 
 def test_a_cache_beyond_all_memory_is_told_in_numbers(decoder: Decoder) -> None:
-    with pytest.raises(NotJudgedError, match=r"a cache of 10000000000 rows of 29 slots takes .* GiB, and this machine"):
+    with pytest.raises(
+        NotJudgedError, match=r"a cache of 10000000000 rows of 29 slots takes 126.6 TiB, and this machine has .* GiB"
+    ):
         decoder.reset(10**10)
 
 
