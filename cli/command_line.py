@@ -20,6 +20,8 @@ _WORDINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^option '(.*)' requires an argument$", r"\1 needs a value"),
     (r"^invalid value for '(.*?)': (dir\w*|file|path) '(.*)' does not exist$", lambda match: _absent(*match.groups())),
     (r"^invalid value for '(.*?)': file '(.*)' is a directory$", r"\1: \2 is a folder, and has to be a file"),
+    (r"^invalid value for '(.*?)': dir\w* '(.*)' is a file$", r"\1: \2 is a file, and has to be a folder"),
+    (r" \(Possible options: (.*)\)$", r" (did you mean \1?)"),
 )
 """What Typer says of the rest, and what is said here instead."""
 

@@ -64,12 +64,14 @@ def generate(
     """
     from functools import partial
 
-    from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.bundle.manifest import MANIFEST, read_manifest
     from blockexport.runtime.backends import backend_named
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
     from blockexport.runtime.text.generate import Generation
 
+    if not bundle.exists() and os.path.isfile(os.path.join(prompt, MANIFEST)):  # noqa: PTH113, PTH118 (of any length)
+        raise UsageError(f"{prompt} is the bundle, and comes before the prompt: blockexport generate BUNDLE PROMPT")
     read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
     text = _read_prompt(prompt)
     use_threads(threads)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console, options
+from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 
 
@@ -27,8 +28,11 @@ def lint(
     """
     from blockexport.export.bundle.manifest import ONNX_FILE
     from blockexport.export.lint.lint_graph import lint_file
+    from blockexport.models.regular_file import is_anything
 
     path = file / ONNX_FILE if file.is_dir() else file
+    if path != file and not is_anything(path):
+        raise UsageError(f"{file} is a folder without {ONNX_FILE}: name an ONNX file, or a bundle")
     examined = lint_file(path)
     findings = examined.findings
     if as_json:

@@ -177,14 +177,13 @@ def _no_bundle(folder: Path) -> str:
     for parent in folder.parents:
         if (parent / MANIFEST).is_file():
             return f"{folder} is not a bundle, but a path inside of one: did you mean {parent}?"
-    making = f"blockexport onnx MODEL -o {shlex.quote(str(folder))}"
+    quoted = shlex.quote(str(folder))
     if not folder.exists():
-        return f"{folder} is not a bundle: there is no such folder. `{making}` makes one"
-    if not folder.is_dir():
-        return (
-            f"{folder} is not a bundle: it is a file. `blockexport onnx MODEL -o BUNDLE` makes the folder that one is"
-        )
-    return f"{folder} is not a bundle: it has no {MANIFEST}. `{making}` makes one"
+        return f"{folder} is not a bundle: there is no such folder. `blockexport onnx MODEL -o {quoted}` makes one"
+    if (folder / "config.json").is_file() or folder.suffix.lower() == ".gguf":
+        return f"{folder} is not a bundle, but a model. `blockexport onnx {quoted} -o BUNDLE` makes a bundle of it"
+    has = f"it has no {MANIFEST}" if folder.is_dir() else "it is a file"
+    return f"{folder} is not a bundle: {has}. `blockexport onnx MODEL -o BUNDLE` makes the folder that one is"
 
 
 def check_manifest(manifest: Manifest) -> None:

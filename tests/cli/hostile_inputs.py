@@ -75,6 +75,11 @@ def cases() -> list[Case]:
         _case("inspect IN/pipe-config.json", words="is a pipe"),
         _case("inspect /dev/zero", words="is a character device"),
         _case("inspect IN/missing", words="there is no model"),
+        _case("inspect IN/gone", words="it is a link to nowhere"),
+        _case("inspect IN/circle", words="links lead in a circle"),
+        _case(f"onnx IN/gone {export}", words="it is a link to nowhere"),
+        _case(f"onnx IN/gone-model.safetensors {export}", words="it is a link to gone"),
+        _case("onnx tiny --ouput OUT/b", words="(did you mean --output"),
         _case("inspect tiny --json", 0, environment={"PYTHONIOENCODING": "ascii"}),
         _case("generate IN/bundle-pipe-tokenizer.json hello", words="is a pipe"),
         _case("generate IN/bundle-pipe-manifest.json hello", words="is a pipe"),
@@ -86,6 +91,11 @@ def cases() -> list[Case]:
         _case("generate IN/bundle-surrogate hello --raw -n 2", words="half of a character"),
         _case("generate IN/bundle - --raw", words="more than 16777216 bytes", stdin="/dev/zero"),
         _case("generate IN/bundle \udcff", words="not UTF-8"),
+        _case("generate IN/bundle ", words="PROMPT is empty"),
+        _case("generate IN/bundle -", words="nothing came from stdin"),
+        _case("generate hello IN/bundle", words="comes before the prompt"),
+        _case("generate IN/value-top_p=word hello", words="not a bundle, but a model"),
+        _case("generate IN/gone/b hello", words="is a link to nowhere"),
         _case("generate IN/pipe hello", words="not a bundle"),
         _case("generate IN/\udcff hello", words="is not UTF-8: rename it"),
         _case("selftest IN/\udcff", words="is not UTF-8: rename it"),
@@ -101,6 +111,10 @@ def cases() -> list[Case]:
         _case("compare --onnx IN/pipe --model tiny", words="is a pipe"),
         _case("compare --onnx IN/doubling-functions.onnx --model tiny", words="nodes"),
         _case("lint IN/pipe", words="is a pipe"),
+        _case("lint IN/gone", words="it is a link to nowhere"),
+        _case("lint IN/value-top_p=word", words="is a folder without model.onnx"),
+        _case("compare IN/bundle --text IN/gone", words="is a link to nowhere"),
+        _case("bench IN/bundle --against IN/gone", words="it is a link to nowhere"),
         _case("lint /dev/zero", words="is a character device"),
         _case("lint IN/doubling-functions.onnx", words="2,199,023,255,551 nodes"),
         _case("lint IN/name-not-utf8.onnx", words="not UTF-8"),
@@ -119,6 +133,7 @@ def cases() -> list[Case]:
         _case("redeclare IN/bundle-genai -M 16 -o OUT/b", words="genai_config.json"),
         _case("redeclare IN/bundle -M 99999999999999999999 -o OUT/b"),
         _case("doctor IN/pipe", (2, 3)),
+        _case("doctor IN/zeros.gguf", words="is a file, and has to be a folder"),
         _case("bench IN/pipe", words="is not a bundle"),
         _case("bench IN/bundle-pipe-manifest.json", words="is a pipe"),
         _case("bench IN/\udcff", words="is not UTF-8: rename it"),
@@ -179,6 +194,9 @@ def make_inputs(folder: Path, bundle: Path) -> None:
     model("zero-config.json", "config.json", lambda path: path.symlink_to("/dev/zero"))
     model("digits-config.json", "config.json", holding({**_json(stories / "config.json"), "rms_norm_eps": 10**400}))
     model("gone-tokenizer.json", "tokenizer.json", lambda path: path.symlink_to("gone"))
+    model("gone-model.safetensors", "model.safetensors", lambda path: path.symlink_to("gone"))
+    (folder / "gone").symlink_to("nowhere")
+    (folder / "circle").symlink_to("circle")
     model("deep-generation_config.json", "generation_config.json", lambda path: path.write_text("[" * 100_000))
     model("list-generation_config.json", "generation_config.json", holding([1]))
     model("bytes-chat_template.jinja", "chat_template.jinja", lambda path: path.write_bytes(b"\xff\xfe"))

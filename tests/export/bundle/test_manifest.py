@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,17 @@ def test_a_path_that_is_no_bundle_says_what_was_meant(made: Path, tmp_path: Path
         with pytest.raises(UsageError) as caught:
             read_manifest(inside)
         assert str(caught.value) == f"{inside} is not a bundle, but a path inside of one: did you mean {made}?"
-    (tmp_path / "file").touch()
-    for path, reason in ((tmp_path / "absent", "no such folder"), (tmp_path / "file", "it is a file")):
-        with pytest.raises(UsageError, match=f"is not a bundle: .*{reason}"):
+    for name in ("file", "m.gguf", "model/config.json", "folder/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = {
+        "absent": ": there is no such folder. `blockexport onnx MODEL -o {}` makes one",
+        "file": ": it is a file. `blockexport onnx MODEL -o BUNDLE` makes",
+        "folder": ": it has no manifest.json. `blockexport onnx MODEL -o BUNDLE` makes",
+        "m.gguf": ", but a model. `blockexport onnx {} -o BUNDLE` makes a bundle of it",
+        "model": ", but a model. `blockexport onnx {} -o BUNDLE` makes a bundle of it",
+    }
+    for name, reason in said.items():
+        path = tmp_path / name
+        with pytest.raises(UsageError, match=re.escape(f"{path} is not a bundle{reason.format(path)}")):
             read_manifest(path)
