@@ -10,7 +10,6 @@ import errno
 import gc
 import importlib
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import typer
 import typer.core
 import typer.main
 
-from blockexport.cli import console
+from blockexport.cli import console, interrupts
 from blockexport.cli.command_line import wrong_use
 from blockexport.cli.completion import VARIABLE
 from blockexport.models.errors import BlockexportError
@@ -116,20 +115,14 @@ for _name, _summary in COMMANDS.items():
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run the command line (`sys.argv` by default) and return its exit code; never raises, never prints a traceback
     unless BLOCKEXPORT_DEBUG=1."""
+    interrupts.forget()
     try:
         code = app(args=arguments, prog_name="blockexport", standalone_mode=False)
         if code == ExitCode.BAD and not isinstance(code, ExitCode):
             code = ExitCode.WRONG_USE  # Typer's own: a shell that it cannot complete for
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
-    except SystemExit as error:
-        # Typer ends so after completion, whose codes are the shell's, and where a reader (`| head`) has left.
-        code = error.code if error.code == 0 or VARIABLE in os.environ else ExitCode.READER_LEFT
-    except BrokenPipeError:
-        code = ExitCode.READER_LEFT
-    except Exception as error:
-        code = _explain(error)
+    except BaseException as error:
+        code = ExitCode.INTERRUPTED if interrupts.arrived() else _outcome(error)
     if code == ExitCode.INTERRUPTED:  # Typer catches the interrupt itself and returns this number
         console.say("interrupted")
     console.give_up_broken_streams()
@@ -146,17 +139,26 @@ def run() -> ExitCode:
     # OpenMP reads it when PyTorch is loaded. Threads that spin while they wait take each other's cores where a machine
     # is not idle: SmolLM2's layers, with two threads on two busy cores, took ten to twenty times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # As Ctrl-C does: what is half-written is removed on the way out. A program under nohup goes on.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    interrupts.listen()
     code = main()
-    # Python takes a while to end, and what stops it then has nothing to clean up.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    interrupts.stop_listening()
     gc.freeze()
     return code
+
+
+def _outcome(error: BaseException) -> Any:
+    """The exit code of what was raised, once what is wrong has been said."""
+    match error:
+        case KeyboardInterrupt():
+            return ExitCode.INTERRUPTED
+        case SystemExit():
+            # Typer ends so after completion, whose codes are the shell's, and where a reader (`| head`) has left.
+            return error.code if error.code == 0 or VARIABLE in os.environ else ExitCode.READER_LEFT
+        case BrokenPipeError():
+            return ExitCode.READER_LEFT
+        case Exception():
+            return _explain(error)
+    raise error
 
 
 def _explain(error: Exception) -> ExitCode:

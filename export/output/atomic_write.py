@@ -20,7 +20,8 @@ from blockexport.export.output.hidden_names import partial_origin, partial_path
 from blockexport.export.output.lock import NO_LOCKS, FileLock
 
 LOCK = ".manifest.lock"
-ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+_HERE = [name for name in ("SIGHUP", "SIGALRM") if hasattr(signal, name)]  # the last by a timer: see cli/interrupts.py
+ENDING = (signal.SIGINT, signal.SIGTERM, *(getattr(signal, name) for name in _HERE))
 
 
 @contextmanager
