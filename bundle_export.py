@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
 CALIBRATION_TOKENS = (512, 8_192)  # of a text at least, and at most
-PARITY = "parity"  # the folder of the report inside the bundle
 
 Explainer = Callable[["Judgement"], "Report"]
 """How a judgement becomes a report: with the place and the cause of a difference, or with the verdict alone."""
@@ -274,6 +273,7 @@ def _settle(stage: Stage, manifest: Manifest, report: Report) -> ExportedBundle:
     from blockexport.export.bundle.bundle import file_entries
     from blockexport.export.bundle.golden_file import write_golden
     from blockexport.export.bundle.manifest import ONNX_FILE
+    from blockexport.export.bundle.own_verdict import PARITY
     from blockexport.export.output.disk import space_errors
 
     names = [f"{PARITY}/{name}" for name in write_report(report, stage.folder / PARITY)]

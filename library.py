@@ -121,6 +121,7 @@ def build_engine(
         NotJudgedError: TensorRT is not installed, or there is no GPU and none was named.
         UsageError: a graph that TensorRT would misread, options that the backend ignores, a GPU it does not serve.
     """
+    from blockexport.export.bundle.check_graph import read_graph
     from blockexport.export.bundle.engine_entry import engine_name
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
@@ -136,6 +137,7 @@ def build_engine(
     adapter.check_options(options)
     manifest = read_manifest(folder)
     adapter.check_precision(manifest.precision, targets)
+    read_graph(folder, manifest)  # which tells a forged M from the bundle's
     slots = manifest.max_sequence_length
     profiles = bundle_profiles(manifest, rows, prefill or min(DEFAULT_PREFILL, slots))
     check_sources(folder, manifest)

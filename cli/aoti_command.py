@@ -56,16 +56,26 @@ def aoti(
 
 
 def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> ExitCode:
-    from blockexport.compare.judged_bundle import open_source
+    from blockexport.compare.judged_bundle import require_own_weights
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
+    from blockexport.export.bundle.check_graph import read_graph
+    from blockexport.export.bundle.file_check import check_artifact
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
+    from blockexport.export.bundle.own_verdict import require_not_bad
     from blockexport.export.bundle.stage import addition
+    from blockexport.runtime.recorded_source import open_source
 
     manifest = read_manifest(bundle)
     if manifest.quantisation is not None:
         raise UsageError(f"{bundle} is quantised, and aoti has no quantised form: export it without --quantize")
+    require_not_bad(bundle, manifest)
+    read_graph(bundle, manifest)
+    # The package gets its weights from the checkpoint, and goes on record as made from the bundle's.
+    check_artifact(bundle, manifest, ONNX_FILE, "whole")
     checkpoint = open_source(manifest, source)
+    if source is not None:
+        require_own_weights(bundle, manifest, checkpoint)
     # Inside of the bundle, so that what passed is moved and not copied.
     with addition(bundle) as folder:
         with console.progress_bar(quiet=quiet) as progress:

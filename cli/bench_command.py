@@ -82,7 +82,12 @@ def bench(
     import blockexport
     from blockexport.cli.bench_page import page_place, write_page
     from blockexport.cli.bench_view import show
+    from blockexport.export.bundle.manifest import MANIFEST, read_manifest
+    from blockexport.export.bundle.own_verdict import known_bad
 
+    for path in _files(bundle, against or []):
+        if (path / MANIFEST).is_file() and (reason := known_bad(path, read_manifest(path))) is not None:
+            console.say(f"warning: {reason}")
     place = None if html is None else page_place(html, _files(bundle, against or []))
     with console.progress_bar(quiet=quiet or as_json) as progress:
         result = blockexport.bench_bundle(

@@ -51,11 +51,13 @@ def cpp(
         typer.echo(cpp_project.cmake_dir())
         return ExitCode.GOOD
     from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.bundle.own_verdict import require_not_bad
     from blockexport.export.output.place import inputs_of
 
     if bundle is None or output is None:
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
     manifest = read_manifest(bundle)
+    require_not_bad(bundle, manifest)
     backends, quoted = tuple(backend or (ONNXRUNTIME.name,)), shlex.quote(str(bundle))
     cpp_project.write_project(output, backends, inputs_of(bundle), force=force)
     if manifest.headless:

@@ -65,6 +65,7 @@ def generate(
     from functools import partial
 
     from blockexport.export.bundle.manifest import MANIFEST, read_manifest
+    from blockexport.export.bundle.own_verdict import known_bad
     from blockexport.runtime.backends import backend_named
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
@@ -72,7 +73,9 @@ def generate(
 
     if not bundle.exists() and os.path.isfile(os.path.join(prompt, MANIFEST)):  # noqa: PTH113, PTH118 (of any length)
         raise UsageError(f"{prompt} is the bundle, and comes before the prompt: blockexport generate BUNDLE PROMPT")
-    read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
+    manifest = read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
+    if (reason := known_bad(bundle, manifest)) is not None:  # an answer may be what its fault is looked for with
+        console.say(f"warning: {reason}")
     text = _read_prompt(prompt)
     use_threads(threads)
     opened = partial(

@@ -19,7 +19,7 @@ def selftest(
 
     The vectors are logits of the float64 reference at a few positions of one text, with the limits that the parity
     report derived; they need no checkpoint, only the bundle. Exit code 0: equal within the limits, 1: a difference,
-    or a file that is not the one that the manifest lists.
+    a file that is not the one that the manifest lists, or a bundle that was judged and found bad when it was exported.
 
     Example: blockexport selftest smollm2
     """
@@ -27,6 +27,7 @@ def selftest(
 
     from blockexport.export.bundle.golden_file import read_golden
     from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.bundle.own_verdict import require_not_bad
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.selftest import check_files, replay_golden
 
@@ -34,6 +35,7 @@ def selftest(
     with console.progress_bar(quiet=quiet or as_json) as progress:
         manifest = read_manifest(bundle)
         check_files(bundle, manifest, progress)
+        require_not_bad(bundle, manifest)
         golden = read_golden(bundle)
         result = replay_golden(open_decoder(bundle, backend, verify="nothing", exact=True), golden, progress)
     if as_json:

@@ -10,24 +10,22 @@ from typing import TYPE_CHECKING
 
 from blockexport.compare.audits.artifact_weights import artifact_weights
 from blockexport.compare.audits.stored_matrices import StoredCheckpoint
+from blockexport.compare.audits.weight_difference import same_values
 from blockexport.compare.core.check import CheckResult
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.quantising_cost import NamedRun
 from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.compare.judged_cost import APART, IN_INTEGERS, cost_question, with_cost
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import ONNX_FILE, AdapterRecord, FileEntry, Manifest, read_manifest
-from blockexport.export.bundle.source_digest import adapter_digest, source_digest
+from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.merged_checkpoint import MergedCheckpoint
-from blockexport.models.checkpoints.sources import open_checkpoint
-from blockexport.models.checkpoints.tensor_names import expected_tensors
-from blockexport.models.errors import NotJudgedError, UsageError
+from blockexport.models.errors import UsageError
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named, require_judgeable, usual_backend
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.open import open_decoder
+from blockexport.runtime.recorded_source import open_source
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
     from blockexport.compare.explain.explain import Explanation
 
-NO_ADAPTER = "none"  # of a model that the bundle's adapter has been merged into
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
 
 
@@ -167,72 +164,23 @@ def in_integers(folder: Path, backend: str, slots: int | None) -> list[NamedRun]
     return [NamedRun(IN_INTEGERS, open_decoder(folder, backend, max_sequence_length=slots, verify="nothing"))]
 
 
-def open_source(manifest: Manifest, model: str | None = None, lora: str | Path | None = None) -> Checkpoint:
-    """Open `model` with the adapter `lora`, or what the manifest records, whose bytes must be those of the export.
-
-    What was named may differ from what is recorded (the same weights in another file, or a suspect): what it says is
-    what the artifact is held against. Only its tensors must have the artifact's shapes. The adapter that is recorded
-    is merged into a model that was named, too, unless `lora` is `none`.
+def require_own_weights(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that somebody named, and whose weights are not those of the bundle.
 
     Raises:
-        NotJudgedError: model or adapter was not named, and the recorded one is not there or has changed.
-        UsageError: what was named does not open, or is of another shape.
+        UsageError: names the first tensor that differs.
     """
-    recorded = manifest.source
-    checkpoint = _open_recorded(manifest) if model is None else open_checkpoint(model, seed=recorded.seed or 0)
-    if lora is None and recorded.adapter is not None:
-        checkpoint = _with_recorded(checkpoint, recorded.adapter)
-    elif lora is not None and lora != NO_ADAPTER:
-        checkpoint = MergedCheckpoint(checkpoint, Path(lora))
-    if model is not None or lora is not None:
-        _check_shapes(manifest, checkpoint, model or recorded.reference)
-    return checkpoint
-
-
-def _open_recorded(manifest: Manifest) -> Checkpoint:
-    recorded = manifest.source.reference
-    try:
-        checkpoint = open_checkpoint(recorded, seed=manifest.source.seed or 0)
-    except (UsageError, OSError) as error:
-        raise NotJudgedError(
-            f"the bundle's source {recorded} does not open ({error}): without it there is nothing to judge against. "
-            "Name the checkpoint with --model"
-        ) from error
-    if source_digest(checkpoint) != manifest.source.digest:
-        raise NotJudgedError(
-            f"{recorded} is no longer what the bundle was exported from: its config or weights have changed. "
-            "Export again, or name the checkpoint with --model"
-        )
-    return checkpoint
-
-
-def _with_recorded(checkpoint: Checkpoint, adapter: AdapterRecord) -> Checkpoint:
-    folder = Path(adapter.reference)
-    try:
-        merged, digest = MergedCheckpoint(checkpoint, folder), adapter_digest(folder)
-    except (UsageError, OSError) as error:
-        raise NotJudgedError(
-            f"the adapter {folder}, which was merged into the bundle's source, does not open ({error}). Name it with "
-            f"--lora, or say --lora {NO_ADAPTER} where it has been merged into the checkpoint of --model"
-        ) from error
-    if digest != adapter.digest:
-        raise NotJudgedError(
-            f"the adapter {folder} is no longer what was merged into the bundle's source: its config or weights have "
-            "changed. Export again, or name the adapter with --lora"
-        )
-    return merged
-
-
-def _check_shapes(manifest: Manifest, checkpoint: Checkpoint, model: str) -> None:
-    ours, theirs = expected_tensors(manifest.config), expected_tensors(checkpoint.config)
-    if ours == theirs:
-        return
-    name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-    shapes = [str(list(shapes[name])) if name in shapes else "absent" for shapes in (ours, theirs)]
-    raise UsageError(
-        f"{model} is another architecture than the bundle: {name} is {shapes[0]} in the bundle and {shapes[1]} there. "
-        "Name the checkpoint that the bundle was exported from"
-    )
+    held = artifact_weights(folder, ONNX_FILE)
+    assert held is not None
+    weights = held()
+    assert weights.read is not None
+    for name, shape in weights.shapes.items():
+        same_shape = name in checkpoint.entries and tuple(checkpoint.entries[name].shape) == shape
+        if not same_shape or not same_values(weights.read(name), checkpoint, name):
+            raise UsageError(
+                f"{checkpoint.source.reference} is not what {folder} holds: {name} is another one there. Name the "
+                "checkpoint that the bundle was exported from, or export this one"
+            )
 
 
 def changed_files(folder: Path, manifest: Manifest, backend: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from blockexport.export.bundle.clone_file import share_blocks
 from blockexport.export.bundle.file_check import check_artifact, file_entry
 from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, read_manifest
+from blockexport.export.bundle.own_verdict import PARITY, require_not_bad
 from blockexport.export.bundle.stage import addition, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
@@ -27,7 +28,6 @@ from blockexport.models.regular_file import read_json_object
 from blockexport.models.whole_number import whole
 
 GENAI_CONFIG = "genai_config.json"
-REPORT = "parity/"
 
 
 class Redeclared(NamedTuple):
@@ -53,14 +53,16 @@ def redeclare(
     Raises:
         UsageError: M is out of that range, a file is not the one that the manifest lists, `bundle` holds engines and
             no `output` is named, or the disk is full. Nothing has changed then.
+        RejectedBundleError: `bundle` was judged and found bad.
     """
     bundle, max_sequence_length = Path(bundle), whole("max_sequence_length", max_sequence_length, least=1)
     manifest = read_manifest(bundle)
+    require_not_bad(bundle, manifest)  # the report does not go with it
     _check_golden(bundle, manifest, max_sequence_length)
     same = max_sequence_length == manifest.max_sequence_length
     if same and output is None:
         return Redeclared(manifest, [])
-    dropped = [n for n in manifest.files if n in manifest.engines or (n.startswith(REPORT) and not same)]
+    dropped = [n for n in manifest.files if n in manifest.engines or (n.startswith(f"{PARITY}/") and not same)]
     if output is None:
         if manifest.engines:
             raise UsageError(

@@ -30,6 +30,12 @@ class DamagedBundleError(BlockexportError):
     exit_code = ExitCode.BAD
 
 
+class RejectedBundleError(BlockexportError):
+    """A bundle that was judged and found bad, from which nothing is made (exit code 1)."""
+
+    exit_code = ExitCode.BAD
+
+
 class ArtifactError(BlockexportError):
     """An artifact loads, and a node of its graph fails while it runs: the artifact's fault. `compare` calls it a failed
     check."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.aoti_machine import AOTI_INFO, check_machine
+from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import AOTI_FILE
 from blockexport.models.block.rope import require_table_rows
@@ -26,6 +27,7 @@ class AotiDecoder(Decoder):
             raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {shlex.quote(str(folder))}` makes one")
         self.interface = wanted.interface
         require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings)
+        read_graph(folder, manifest)  # which tells a forged M from the bundle's
         check_machine(path.with_name(AOTI_INFO))
         if package_folder is None:
             # Machine code: nothing of it runs that was not compared.

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from blockexport.export.bundle.check_graph import read_graph
+from blockexport.export.bundle.file_check import check_artifact
+from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.block.rope import require_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
@@ -13,6 +17,7 @@ from blockexport.models.interface import Interface
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.dequantised_checkpoint import DequantisedCheckpoint
+from blockexport.runtime.recorded_source import open_source
 
 
 class EagerDecoder(Decoder):
@@ -33,13 +38,23 @@ class EagerDecoder(Decoder):
 
 def open_bundle(wanted: Opening) -> EagerDecoder:
     """Eager PyTorch on the source checkpoint, with the adapter that was merged into it, in a bundle's precision; on the
-    bundle's own weights where it is quantised."""
-    source, interface = wanted.manifest.source, wanted.interface
+    bundle's own weights where it is quantised.
+
+    Raises:
+        NotJudgedError: the source is not there, or has changed since the export.
+        UsageError: the weights of a quantised bundle are not its own.
+    """
+    manifest, interface = wanted.manifest, wanted.interface
+    source, slots = manifest.source, interface.max_sequence_length
+    read_graph(wanted.folder, manifest)  # which tells a forged M from the bundle's
+    require_table_rows(slots, manifest.rope_table_rows, manifest.config.max_position_embeddings)
     checkpoint: Checkpoint
-    if wanted.manifest.quantisation is None:
+    if manifest.quantisation is not None:
+        check_artifact(wanted.folder, manifest, ONNX_FILE, wanted.verify)
+        checkpoint = DequantisedCheckpoint(wanted.folder, manifest)
+    elif wanted.verify == "nothing":
         lora = None if source.adapter is None else source.adapter.reference
         checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0, lora=lora)
     else:
-        checkpoint = DequantisedCheckpoint(wanted.folder, wanted.manifest)
-    slots = interface.max_sequence_length
+        checkpoint = open_source(manifest, wanted.model)
     return EagerDecoder(load_model(checkpoint, interface.dtype, slots, ends=interface.ends), slots)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.file_check import check_artifact
 from blockexport.export.bundle.manifest import PT2_FILE, Manifest
 from blockexport.models.block.rope import require_table_rows
@@ -31,6 +32,7 @@ class Pt2Decoder(Decoder):
         require_table_rows(
             self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings, least=2
         )
+        read_graph(folder, manifest)  # which tells a forged M from the bundle's
         # PyTorch unpickles it, which can run code: nothing of it is read that was not compared.
         check_artifact(folder, manifest, PT2_FILE, "nothing" if verify == "nothing" else "whole")
         program = _load(path)

@@ -15,6 +15,7 @@ from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.models.errors import DamagedBundleError, UsageError
 from blockexport.models.progress import Progress, silent
+from blockexport.models.regular_file import require_readable
 from blockexport.runtime.decoder import Decoder
 
 
@@ -36,10 +37,13 @@ def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -
 
     Raises:
         DamagedBundleError: names the first file that differs or is missing.
+        UsageError: a file may not be read.
     """
     for i, (name, entry) in enumerate(sorted(manifest.files.items())):
         progress("files", i, len(manifest.files))
         path = folder / name
+        if path.is_file():
+            require_readable(path)  # one that may not be read is not judged
         try:
             check_file(path, entry, whole=True)
         except UsageError as error:

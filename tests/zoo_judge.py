@@ -59,7 +59,7 @@ def compare(
     """
     arguments = ["compare", str(bundle), "--report", str(target), "--json", f"--decode-steps={SLOTS - PREFILL}", *more]
     printed = StringIO()
-    opened = mock.patch("blockexport.compare.judged_bundle.open_checkpoint", return_value=cage.checkpoint)
+    opened = mock.patch("blockexport.runtime.recorded_source.open_checkpoint", return_value=cage.checkpoint)
     with opened, redirect_stdout(printed):
         code = main(arguments)
     assert code in codes, f"exit code {code}: {printed.getvalue()}"

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from blockexport.compare.explain.explain import Explanation
 
 SCHEMA_VERSION = 1
-REPORT_JSON = "report.json"
 REPORT_MARKDOWN = "report.md"
 REPORT_HTML = "report.html"
 

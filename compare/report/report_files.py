@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blockexport.compare.report.report import REPORT_HTML, REPORT_JSON, REPORT_MARKDOWN, Report
+from blockexport.compare.report.report import REPORT_HTML, REPORT_MARKDOWN, Report
+from blockexport.export.bundle.own_verdict import REPORT_JSON
 from blockexport.export.output.atomic_write import write_together
 from blockexport.export.output.hidden_names import shown
 from blockexport.export.output.place import output_place

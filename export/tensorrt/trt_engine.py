@@ -12,6 +12,7 @@ from blockexport.export.bundle.bundle import add_files
 from blockexport.export.bundle.engine_entry import EngineEntry, entry_of
 from blockexport.export.bundle.file_check import check_artifact
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest
+from blockexport.export.bundle.own_verdict import require_not_bad
 from blockexport.export.bundle.stage import addition
 from blockexport.export.bundle.trt_library import ascending
 from blockexport.export.output.disk import check_free_space
@@ -41,11 +42,13 @@ def engine_entry(adapter: Adapter, request: Request, built: Built) -> EngineEntr
 
 
 def check_sources(folder: Path, manifest: Manifest) -> None:
-    """Refuse to build from a graph or weights that are not those of the manifest.
+    """Refuse to build from a graph or weights that are not those of the manifest, or that were found bad.
 
     Raises:
         UsageError: a file is missing or has changed.
+        RejectedBundleError: the bundle was judged and found bad.
     """
+    require_not_bad(folder, manifest)
     sources_of(folder, manifest)
     check_artifact(folder, manifest, ONNX_FILE, "whole")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -173,3 +176,19 @@ def test_a_damaged_bundle_is_judged_and_bad(
     (bundle / name).unlink()
     assert main(["selftest", str(bundle)]) == 1
     assert f"{name} is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "parity/report.md", "config.json"])
+def test_a_file_that_may_not_be_read_is_not_judged(
+    name: str, judged_stories: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = os.open
+
+    def refuse(path: Any, *rest: Any, **options: Any) -> int:
+        if path == judged_stories / name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert main(["selftest", str(judged_stories)]) == 2
+    assert f"{name} cannot be read: Permission denied" in capsys.readouterr().err
