@@ -222,7 +222,7 @@ def trt(
         from blockexport.export.output.atomic_write import replace_file
 
         replace_file(timing_cache, times)
-    print_engine(folder, name, manifest, as_json=as_json)
+    print_engine(folder, name, manifest, as_json=as_json, quiet=quiet)
     return code
 
 

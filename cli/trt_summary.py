@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from blockexport.export.bundle.manifest import Manifest
 
 
-def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) -> None:
-    """Print the entry of the engine `name`: its size, audit and profiles, or all of it as JSON."""
+def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool, quiet: bool) -> None:
+    """Print the entry of an engine: size, audit and profiles; with `quiet` the file alone; or all of it as JSON."""
     from blockexport.export.bundle.engine_entry import entry_of
 
     file = manifest.files[name]
@@ -23,7 +23,8 @@ def print_engine(folder: Path, name: str, manifest: Manifest, *, as_json: bool) 
         console.print_json({"bundle": str(folder), "engine": described})
         return
     out = console.stdout_console()
-    for line in _summary(folder / name, file.bytes, entry_of(manifest, name)):
+    lines = _summary(folder / name, file.bytes, entry_of(manifest, name))
+    for line in lines[:1] if quiet else lines:
         out.print(line, soft_wrap=True)
 
 

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
     with torch.no_grad():
         program = trace_whole(_InPlace(model), interface)
     try:
-        with patient_file(folder / AOTI_FILE) as file:
+        with warnings.catch_warnings(), patient_file(folder / AOTI_FILE) as file:
+            warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own pytree, when it copies a program
             aoti_compile_and_package(program, package_path=file)
     except Exception as error:
         if _is_full(error):

@@ -85,6 +85,8 @@ def test_an_engine_is_added_to_a_bundle(bundle: Path, capsys: pytest.CaptureFixt
     for said in (in_place, "in float16", "prefill 1..29 tokens x 1..8 rows", "not executed"):
         assert said in told
     assert list(read_manifest(bundle).engines) == [name]
+    assert main(["trt", str(bundle), *ADA, "-q"]) == 0
+    assert capsys.readouterr().out.splitlines() == told.splitlines()[:1]
 
 
 def test_from_a_checkpoint_in_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
