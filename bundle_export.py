@@ -16,6 +16,7 @@ from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.models.quantisation import Quantisation, quantisation_of
+from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class ExportedBundle:
         return ExitCode.GOOD if self.not_judged is None else ExitCode.NOT_JUDGED
 
 
+@typed_call
 def export_bundle(
     model: str | Path,
     output: str | Path,

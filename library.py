@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockexport.bundle_export import Explainer
-from blockexport.models.errors import UsageError
 from blockexport.models.progress import Progress, silent
+from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class BuiltEngine(NamedTuple):
     timing_cache: bytes | None
 
 
+@typed_call
 def compare_bundle(
     bundle: str | Path,
     *,
@@ -78,8 +79,6 @@ def compare_bundle(
     from blockexport.compare.judge import JudgeOptions
     from blockexport.compare.judged_bundle import judge_bundle
 
-    if isinstance(checks, str):
-        raise UsageError(f"checks is {checks!r}, and has to be a list of names: [{checks!r}]")
     asked = JudgeOptions(
         checks=tuple(checks),
         decode_steps=whole("decode_steps", decode_steps, least=1),
@@ -96,6 +95,7 @@ def compare_bundle(
     return judgement.explained(progress) if explain is None else explain(judgement)
 
 
+@typed_call
 def build_engine(
     bundle: str | Path,
     *,
@@ -150,6 +150,7 @@ def build_engine(
     return BuiltEngine(name, manifest, built.timing_cache)
 
 
+@typed_call
 def bench_bundle(
     bundle: str | Path,
     *,

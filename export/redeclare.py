@@ -25,6 +25,7 @@ from blockexport.export.bundle.stage import addition, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_json_object
+from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 
 GENAI_CONFIG = "genai_config.json"
@@ -37,6 +38,7 @@ class Redeclared(NamedTuple):
     dropped: list[str]
 
 
+@typed_call
 def redeclare(
     bundle: str | Path, max_sequence_length: int, output: str | Path | None = None, *, force: bool = False
 ) -> Redeclared:

@@ -13,11 +13,13 @@ from blockexport.models.devices import read_device, read_memory
 from blockexport.models.errors import UsageError
 from blockexport.models.model_limits import fits, growth, limits
 from blockexport.models.precision import Precision
+from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 
 DEFAULT_TOKENS = 8192
 
 
+@typed_call
 def inspect_model(
     model: str | Path,
     *,

@@ -8,11 +8,13 @@ from typing import get_args
 from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
+from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 from blockexport.runtime.backends import ONNXRUNTIME, Opening, backend_named
 from blockexport.runtime.decoder import Decoder
 
 
+@typed_call
 def open_decoder(
     folder: str | Path,
     backend: str = ONNXRUNTIME.name,

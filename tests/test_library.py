@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -107,13 +108,75 @@ def test_wrong_options_are_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+WRONG: list[tuple[Callable[[Any], object], str]] = [
+    (lambda b: blockexport.redeclare(b, None), "max_sequence_length is None, and has to be a whole number$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.redeclare(b, True), "max_sequence_length is True, and has to be a whole number$"),
+    (lambda b: blockexport.redeclare(b, "64"), "max_sequence_length is '64', and has to be a whole number$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.redeclare(b, 64.0), "max_sequence_length is 64.0, and has to be a whole number$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.redeclare(b, -1), "max_sequence_length is -1, and has to be a whole number of at least 1"),
+    (lambda b: blockexport.redeclare(b, 10**12), "is outside 1..64, the rows"),
+    (lambda b: blockexport.redeclare(None, 64), "bundle is None, and has to be text or a path$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.redeclare(b, 64, 7), "output is 7, and has to be text or a path or None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.redeclare(b, 64, force="yes"), "force is 'yes', and has to be True or False"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle(None, b / "x"), "model is None, and has to be text or a path"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle(b"tiny", b / "x"), "model is b'tiny'"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle("tiny", None), "output is None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle("tiny", b / "x", quantize=4), "quantize is 4, and has to be text or None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle("tiny", b / "x", block_size="32"), "block_size is '32'"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle("tiny", b / "x", precision=16), "precision"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle("tiny", b / "x", explain="no"), "explain is 'no', and has to be a function"),  # type: ignore[arg-type]
+    (lambda b: blockexport.export_bundle("tiny", b / "x", note=None), "note is None, and has to be a function$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.compare_bundle(b, backend=1), "backend is 1, and has to be text or None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.compare_bundle(b, checks=None), "checks is None, and has to be a list, each item"),  # type: ignore[arg-type]
+    (lambda b: blockexport.compare_bundle(b, checks=[3]), r"checks is \[3\]"),  # type: ignore[list-item]
+    (lambda b: blockexport.compare_bundle(b, token_ids=[1, 2.5]), "token_ids is .*each item of it a whole number"),  # type: ignore[list-item]
+    (lambda b: blockexport.compare_bundle(b, token_ids="1,2"), "token_ids is '1,2'"),  # type: ignore[arg-type]
+    (lambda b: blockexport.compare_bundle(b, text=b"once"), "text is b'once'"),  # type: ignore[arg-type]
+    (lambda b: blockexport.compare_bundle(b, max_kl="1"), "max_kl is '1', and has to be a number or None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.compare_bundle(b, progress=1), "progress is 1, and has to be a function"),  # type: ignore[arg-type]
+    (lambda b: blockexport.build_engine(b, options={"workspace_mib": 1}), "has to be BuildOptions or None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.build_engine(b, compute_capabilities="8.9"), r"has to be a list.*: \['8.9'\]"),
+    (lambda b: blockexport.build_engine(b, compute_capabilities=[8.9]), r"compute_capabilities is \[8.9\]"),  # type: ignore[list-item]
+    (lambda b: blockexport.build_engine(b, max_batch_size=None), "max_batch_size is None, and has to be"),  # type: ignore[arg-type]
+    (lambda b: blockexport.build_engine(b, max_batch_size=2.0), "max_batch_size is 2.0"),  # type: ignore[arg-type]
+    (lambda b: blockexport.open_decoder(None), "folder is None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.open_decoder(b, None), "backend is None, and has to be text$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.open_decoder(b, threads="2"), "threads is '2', and has to be a whole number$"),  # type: ignore[arg-type]
+    (lambda b: blockexport.open_decoder(b, threads=-1), "threads is -1"),
+    (lambda b: blockexport.open_decoder(b, threads=10**12), "threads"),
+    (lambda b: blockexport.open_decoder(b, max_sequence_length=True), "max_sequence_length is True"),
+    (lambda b: blockexport.open_decoder(b, max_sequence_length=10**12), "is outside 1..64, the rows"),
+    (lambda b: blockexport.open_decoder(b, exact=1), "exact is 1, and has to be True or False"),  # type: ignore[arg-type]
+    (lambda b: blockexport.open_decoder(b, verify=None), "verify is None: there are sample, whole"),  # type: ignore[arg-type]
+    (lambda b: blockexport.inspect_model(None), "model is None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.inspect_model("tiny", tokens="8"), "tokens is '8'"),  # type: ignore[arg-type]
+    (lambda b: blockexport.inspect_model("tiny", batch_size=None), "batch_size is None"),  # type: ignore[arg-type]
+    (lambda b: blockexport.inspect_model("tiny", precision=["bf16"]), "precision"),  # type: ignore[arg-type]
+    (lambda b: blockexport.bench_bundle(b, against=str(b)), r"against is .*has to be a list.*: \["),
+    (lambda b: blockexport.bench_bundle(b, contexts=[None]), r"contexts is \[None\]"),  # type: ignore[list-item]
+    (lambda b: blockexport.bench_bundle(b, rounds=1.5), "rounds is 1.5"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_a_value_of_another_type_is_one_message_that_names_it(
+    call: Callable[[Any], object], message: str, made: blockexport.ExportedBundle
+) -> None:
+    with pytest.raises(blockexport.UsageError, match=message) as caught:
+        call(made.folder)
+    assert str(caught.value).count("has to be") <= 1
+
+
 def test_wrong_values_are_refused_and_never_taken_for_others(made: blockexport.ExportedBundle) -> None:
     for call, message in (
         (lambda: blockexport.open_decoder(made.folder, verify="all"), "verify is 'all': there are sample, whole"),  # type: ignore[arg-type]
         (lambda: blockexport.open_decoder(made.folder, max_sequence_length=0), "at least 1"),
         (lambda: blockexport.compare_bundle(made.folder, decode_steps=0), "decode_steps is 0"),
         (lambda: blockexport.compare_bundle(made.folder, max_sequence_length=-1), "max_sequence_length is -1"),
-        (lambda: blockexport.compare_bundle(made.folder, checks="decode"), r"has to be a list of names: \['decode'\]"),
+        (
+            lambda: blockexport.compare_bundle(made.folder, checks="decode"),
+            r"has to be a list, each item of it text: \['decode'\]",
+        ),
         (lambda: blockexport.inspect_model("tiny", tokens=-5), "tokens is -5"),
         (lambda: blockexport.inspect_model("tiny", batch_size=0), "batch_size is 0"),
         (lambda: blockexport.redeclare(made.folder, 0), "max_sequence_length is 0"),
