@@ -100,10 +100,14 @@ def options_in_words(config: ModelConfig) -> str:
     if config.layers_without_rope:
         layers = config.num_hidden_layers
         stretched += f" in {layers - len(config.layers_without_rope)} of {layers} layers"
-    parts = [f"RMSNorm (eps {config.rms_norm_eps:g})", f"RoPE (theta {config.rope_theta:,.0f}){stretched}"]
+    norm = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm"}[config.norm]
+    if config.rotary_dim is not None:
+        stretched += f" on {config.rotary_dim} of {config.head_dim} dimensions of each head"
+    parts = [f"{norm} (eps {config.rms_norm_eps:g})", f"RoPE (theta {config.rope_theta:,.0f}){stretched}"]
     parts += ["QK-norm"] if config.qk_norm else []
     parts += [f"norms {_PLACEMENTS[config.norm_placement]}"] if config.norm_placement != "pre" else []
     parts += _multipliers(config)
+    parts += [] if config.residual == "serial" else ["attention and MLP in parallel"]
     biased = {"q, k, v": config.qkv_bias, "o": config.o_bias, "MLP": config.mlp_bias}
     names = ", ".join(name for name, there in biased.items() if there)
     parts.append(f"biases on {names}" if names else "no biases")

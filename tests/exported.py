@@ -40,6 +40,17 @@ EVERYTHING = ModelConfig(
 )
 """Every option of the block at once, every dimension different."""
 
+PARALLEL: dict[str, Any] = {
+    "norm": "layer_norm",
+    "norm_bias": True,
+    "residual": "parallel",
+    "rotary_dim": 6,
+    "rope_interleaved": True,
+    "gated_mlp": False,
+    "hidden_act": "relu2",
+}
+"""The options of GPT-NeoX's descendants, to be put in the place of those of `EVERYTHING`."""
+
 
 def random_model(**changes: Any) -> RandomCheckpoint:
     """Weights of standard deviation 0.2 for `EVERYTHING` with `changes`."""

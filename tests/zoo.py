@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
+from tests.exported import PARALLEL
 from tests.zoo_edits import (
     Spoil,
     act_missing,
@@ -24,8 +25,10 @@ from tests.zoo_edits import (
     mask_hides_self,
     mask_sees_next,
     merge_viewed,
+    norm_bias_dropped,
     norm_dropped,
     norm_half,
+    norm_mean_kept,
     norms_before,
     passed_over,
     pasts_exchanged,
@@ -36,11 +39,13 @@ from tests.zoo_edits import (
     remask,
     residual_dropped,
     residual_multiplier_dropped,
+    residual_serial,
     rope_backwards,
     rope_base_of_others,
     rope_everywhere,
     rope_missing,
     rope_on_v,
+    rotary_dims,
     scale_missing,
     scale_twice,
     scale_usual,
@@ -48,6 +53,7 @@ from tests.zoo_edits import (
     slot_zero,
     slots,
     softmax_half,
+    squared_relu,
     stale_slot,
     swap_projections,
     table,
@@ -150,6 +156,14 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("gelu", gelu("none"), ("activation",), model="scaled"),
     Exhibit("gelu_missing", act_missing, ("activation",), model="scaled"),
     Exhibit("norms_before", norms_before, ("q_proj",), model="norms after"),
+    Exhibit("norm_mean_kept", norm_mean_kept, ("input_layernorm",), model="parallel"),
+    Exhibit("norm_bias_dropped", norm_bias_dropped, ("input_layernorm",), model="parallel"),
+    Exhibit("relu2_missing", squared_relu("all"), ("activation",), model="parallel"),
+    Exhibit("square_missing", squared_relu("square"), ("activation",), model="parallel"),
+    Exhibit("residual_serial", residual_serial, ("post_attention_layernorm",), model="parallel"),
+    Exhibit("rope_halves", attribute("RotaryEmbedding", "interleaved", 0), ("q_rope",), model="parallel"),
+    Exhibit("rope_partial_dropped", rotary_dims(10), ("q_rope",), model="parallel"),
+    Exhibit("rope_dims_4", rotary_dims(4), ("q_rope",), model="parallel"),
     Exhibit("eps_1e-06", attribute("RMSNormalization", "epsilon", 1e-6, everywhere=True), ("input_layernorm",)),
     Exhibit("gelu", gelu("none"), ("activation",)),
     Exhibit("gelu_tanh", gelu("tanh"), ("activation",)),
@@ -165,9 +179,9 @@ EXHIBITS: list[Exhibit] = [
 
 
 def models(config: ModelConfig) -> dict[str, ModelConfig]:
-    """The zoo's models: one with everything, one with a layer that lacks RoPE, one with two bases of RoPE, one
-    with norms after the sublayers, one
-    with all multipliers and caps (and norms before and after), and one for each kind of RoPE's scaling."""
+    """The zoo's models: one with everything, one with a layer that lacks RoPE, one with two bases of RoPE, one with
+    norms after the sublayers, one with all multipliers and caps (and norms before and after), one whose sublayers read
+    the same stream, with LayerNorm, and one for each kind of RoPE's scaling."""
     factors = tuple(1.0 + 0.7 * i for i in range(config.head_dim // 2))
     scalings = {
         "linear": RopeScaling("linear", factor=4.0),
@@ -195,5 +209,6 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
             logits_multiplier=1.5,
             final_logit_softcapping=4.0,
         ),
+        "parallel": replace(config, **PARALLEL),
         **{name: replace(config, rope_scaling=s) for name, s in scalings.items()},
     }

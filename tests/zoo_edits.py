@@ -281,6 +281,35 @@ def qk_norm_by_head(bench: Bench) -> None:
             bench.change(node, "Mul", [bench.add("Reshape", normed, bench.constant([0, -1])), gain])
 
 
+def norm_mean_kept(bench: Bench) -> None:
+    for node in list(bench.nodes("LayerNormalization", everywhere=True)):
+        x, gain, bias = node.inputs
+        epsilon = node.attributes["epsilon"].as_float()
+        normed = bench.add("RMSNormalization", x, gain, axis=-1, epsilon=epsilon, stash_type=1)
+        bench.change(node, "Add", [normed, bias])
+
+
+def norm_bias_dropped(bench: Bench) -> None:
+    for node in bench.nodes("LayerNormalization", everywhere=True):
+        node.resize_inputs(2)
+
+
+def residual_serial(bench: Bench) -> None:
+    for layer in bench.layers:
+        norm = bench.node(f"model.layers.{layer}.post_attention_layernorm.layer_norm")
+        norm.replace_input_with(0, bench.value(f"model.layers.{layer}.add"))
+
+
+def rotary_dims(count: int) -> Spoil:
+    """RoPE on so many of a head's dimensions, by a table for them."""
+
+    def spoil(bench: Bench) -> None:
+        table(rotary_dim=count)(bench)
+        attribute("RotaryEmbedding", "rotary_embedding_dim", count)(bench)
+
+    return spoil
+
+
 def norm_dropped(norm: str) -> Spoil:
     def spoil(bench: Bench) -> None:
         for node in bench.named(f"{norm}.rms_norm"):
@@ -359,6 +388,20 @@ def gelu(approximate: str) -> Spoil:
     def spoil(bench: Bench) -> None:
         for node in bench.named(_activation(bench)):
             bench.change(node, "Gelu", [node.inputs[0]], approximate=approximate)
+
+    return spoil
+
+
+def squared_relu(dropped: str) -> Spoil:
+    """The square of ReLU dropped, or all of it."""
+
+    def spoil(bench: Bench) -> None:
+        for node in bench.named("mlp.mul"):
+            relu = node.inputs[0]
+            assert relu is not None
+            producer = relu.producer()
+            assert producer is not None
+            bench.change(node, "Identity", [relu if dropped == "square" else producer.inputs[0]])
 
     return spoil
 

@@ -235,8 +235,13 @@ def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slo
         if len(turns) < 2:
             audit.unseen.append(f"layer {layer} has {len(turns)} RotaryEmbedding, and q and k are to be turned")
         for node in turns:
-            if _number(node, "interleaved", 0):
-                audit.problems.append(f"layer {layer} RotaryEmbedding pairs neighbours, wanted halves")
+            if bool(_number(node, "interleaved", 0)) != config.rope_interleaved:
+                pairing = ("neighbours, wanted halves", "halves, wanted neighbours")[config.rope_interleaved]
+                audit.problems.append(f"layer {layer} RotaryEmbedding pairs {pairing}")
+            turned = _number(node, "rotary_embedding_dim", 0) or config.head_dim
+            if turned != config.turned_dims:
+                said = f"layer {layer} RotaryEmbedding turns {turned:g} dimensions of a head"
+                audit.problems.append(f"{said}, wanted {config.turned_dims}")
             for index, kind in ((1, "cos"), (2, "sin")):
                 value = _input(node, index)
                 tensors[_name(value)] = _tensor(value)

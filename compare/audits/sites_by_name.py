@@ -18,7 +18,7 @@ from blockexport.models.config.model_config import LAYER_NORMS, NormPlace, NormP
 
 def _norm(place: str) -> tuple[str, ...]:
     """What the output of a norm is called, of each kind."""
-    return (f"{place}.rms_norm", f"{place}.layer_norm")
+    return (f"{place}.rms_norm", f"{place}.layer_norm.narrowed", f"{place}.layer_norm")
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -35,7 +35,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "attention_residual": ("add",),
     "gate_proj": ("mlp.gate_proj.linear",),
     "up_proj": ("mlp.up_proj.linear",),
-    "activation": ("mlp.mul",),
+    "activation": ("mlp.mul", "mlp.gelu"),
     "down_proj": ("mlp.down_proj.linear",),
     "mlp_residual": ("add_1",),
 }

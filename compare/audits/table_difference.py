@@ -16,12 +16,12 @@ def table_problem(found: torch.Tensor, kind: str, config: ModelConfig, slots: in
     """What is wrong with a table, or None.
 
     Args:
-        found: cosines or sines, [rows, H/2] float32.
+        found: cosines or sines, [rows, R/2] float32.
         kind: `cos` or `sin`.
         config: what the table should follow from.
         slots: M, the rows it must have at least.
     """
-    pairs = config.head_dim // 2
+    pairs = config.turned_dims // 2
     if found.ndim != 2 or found.shape[1] != pairs:
         return f"is {list(found.shape)}, and {pairs} pairs a position are wanted"
     rows = len(found)

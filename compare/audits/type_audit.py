@@ -86,7 +86,7 @@ def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -
     rows = [
         TypeRow("weights", _count(_weight_types(graph)), own),
         TypeRow("residual stream", _count(types[name] for name in sites.streams if name in types), own),
-        TypeRow("norm inputs and outputs", of(v for n in norms for v in (n.inputs[0], n.outputs[0])), own),
+        TypeRow("norm inputs and outputs", of(v for n in norms for v in _around(n)), own),
         TypeRow("norm statistics", _count(_statistics(graph, types)), single),
         TypeRow("RoPE", of(node.outputs[0] for node in _nodes(graph, "RotaryEmbedding")), single),
         TypeRow("attention inputs and output", of(v for n in attentions for v in (*n.inputs[:3], n.outputs[0])), own),
@@ -145,6 +145,17 @@ def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
             if value is not None and plain and value.dtype in _FLOATS and value.name not in seen:
                 seen.add(value.name)
                 yield value.dtype
+
+
+def _around(norm: ir.Node) -> tuple[ir.Value | None, ir.Value]:
+    """What enters a norm and what leaves it; a LayerNorm in half precision is one between casts."""
+    entering, leaving = norm.inputs[0], norm.outputs[0]
+    if norm.op_type != "LayerNormalization" or entering is None:
+        return entering, leaving
+    widens, users = entering.producer(), [user for user, _ in leaving.uses()]
+    narrows = len(users) == 1 and users[0].op_type == "Cast"
+    is_cast = widens is not None and widens.op_type == "Cast"
+    return widens.inputs[0] if widens is not None and is_cast else entering, users[0].outputs[0] if narrows else leaving
 
 
 def _statistics(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:

@@ -50,7 +50,7 @@ def catalogue(
         *one_norm_defects(config, site),
         *placement_defects(config),
         *mlp_defects(config),
-        *residual_defects(),
+        *residual_defects(config),
         *multiplier_defects(config),
         *head_defects(config),
         *order_defects(config, mapping),
@@ -59,6 +59,8 @@ def catalogue(
 
 _TITLES = {
     "rope_interleaved": "RoPE in neighbouring pairs",
+    "rope_halves": "RoPE in halves",
+    "rope_partial_dropped": "RoPE on whole heads",
     "rope_missing": "no RoPE",
     "rope_backwards": "RoPE turned backwards",
     "rope_on_v": "RoPE on v",
@@ -95,6 +97,8 @@ _TITLES = {
     "qk_norm_after_rope": "QK-norm after RoPE",
     "qk_norm_by_head": "QK-norm of each head by itself",
     "norm_half": "norm statistics in half precision",
+    "norm_mean_kept": "mean kept in LayerNorm",
+    "norm_bias_dropped": "no biases of the norms",
     "gain_plus_one": "norm gain of 1 + w",
     "gain_offset_dropped": "norm gain of w without the 1",
     "embedding_multiplier_dropped": "embedding not multiplied",
@@ -110,17 +114,20 @@ _TITLES = {
     "gelu_tanh": "GELU (by tanh) in the MLP",
     "silu": "SiLU in the MLP",
     "silu_missing": "no SiLU",
+    "relu2_missing": "no squared ReLU",
+    "square_missing": "ReLU without its square",
     "gelu_missing": "no GELU",
     "gate_up_swapped": "gate_proj and up_proj swapped",
     "attention_residual_dropped": "no residual around attention",
     "mlp_residual_dropped": "no residual around the MLP",
+    "residual_serial": "attention and MLP in series",
     "head_tied": "head tied to the embedding",
     "layers_permuted": "layers in another order",
     "layer_duplicated": "a layer used twice",
     "qkv_bias_dropped": "no biases of q, k and v",
     DROPOUT: "dropout",
 }
-_PREFIXES = {"rope_theta_": "RoPE base {}", "eps_": "norm epsilon {}"}
+_PREFIXES = {"rope_theta_": "RoPE base {}", "eps_": "norm epsilon {}", "rope_dims_": "RoPE on {} dimensions"}
 _BIAS = "_bias_dropped"
 
 

@@ -90,7 +90,9 @@ def is_scale(config: ModelConfig, times: float) -> bool:
 def _bias_defects(config: ModelConfig) -> list[Defect]:
     present = [f"self_attn.{name}_proj" for name in "qkv" if config.qkv_bias]
     present += ["self_attn.o_proj"] if config.o_bias else []
-    present += [f"mlp.{name}_proj" for name in ("gate", "up", "down")] if config.mlp_bias else []
+    present += (
+        [f"mlp.{name}_proj" for name in ("gate", "up", "down")[not config.gated_mlp :]] if config.mlp_bias else []
+    )
     found = [
         Defect(f"{path.rpartition('.')[2]}_bias_dropped", f"the bias of {path} is dropped", edit=_drop_bias(path))
         for path in present

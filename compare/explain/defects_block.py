@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from blockexport.compare.audits.sites_by_name import NORMS_AT
 from blockexport.compare.core.defect import Defect, LayerBlock
@@ -36,6 +37,10 @@ def norm_defects(config: ModelConfig) -> list[Defect]:
         found.append(_in_every_norm("gain_offset_dropped", cause, _without_offset))
     elif config.norm_weight:
         found.append(_in_every_norm("gain_plus_one", "norms multiply by 1 + w where w belongs", _gain_plus_one))
+    if config.norm == "layer_norm":
+        found.append(_in_every_norm("norm_mean_kept", "the mean is not subtracted in LayerNorm", _MeanKept))
+    if config.norm_bias:
+        found.append(_in_every_norm("norm_bias_dropped", "the biases of the norms are dropped", _without_bias))
     for eps in EPSILONS:
         if eps != config.rms_norm_eps:
             cause = f"wrong epsilon: norms add {eps:g} and should add {config.rms_norm_eps:g}"
@@ -106,6 +111,22 @@ class HalfNorm(nn.Module):
         return out if norm.bias is None else out + norm.bias
 
 
+class _MeanKept(nn.Module):
+    def __init__(self, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = F.rms_norm(x, self.norm.shape, self.norm.weight, self.norm.eps)
+        return normed if self.norm.bias is None else normed + self.norm.bias
+
+
+def _without_bias(norm: Norm) -> Norm:
+    made = deepcopy(norm)
+    made.bias = None
+    return made
+
+
 def _gain_plus_one(norm: Norm) -> Norm:
     made = deepcopy(norm)
     assert made.weight is not None
@@ -160,6 +181,7 @@ _ACTIVATIONS: dict[HiddenAct, tuple[str, str]] = {
     "gelu": ("gelu", "GELU"),
     "gelu_pytorch_tanh": ("gelu_tanh", "GELU (by tanh)"),
     "silu": ("silu", "SiLU"),
+    "relu2": ("relu2", "squared ReLU"),
 }
 """Each one's defect where another belongs, and its name for people."""
 
@@ -168,15 +190,18 @@ def mlp_defects(config: ModelConfig) -> list[Defect]:
     """Another activation, or the two halves swapped."""
     kind, own = _ACTIVATIONS[config.hidden_act]
     missing = f"{kind.partition('_')[0]}_missing"
-    return [
-        *(
-            Defect(name, f"{said} stands for {own} in the MLP", edit=_activated(ACTIVATIONS[act]))
-            for act, (name, said) in _ACTIVATIONS.items()
-            if act != config.hidden_act
-        ),
-        Defect(missing, f"{own} is missing in the MLP: the gate stays as it is", edit=_activated(lambda x: x)),
-        Defect("gate_up_swapped", "gate_proj and up_proj are swapped", edit=_swap_gate_up),
+    found = [
+        Defect(name, f"{said} stands for {own} in the MLP", edit=_activated(ACTIVATIONS[act]))
+        for act, (name, said) in _ACTIVATIONS.items()
+        if act not in (config.hidden_act, "relu2")
     ]
+    cause = f"{own} is missing in the MLP: {'the gate' if config.gated_mlp else 'its input'} stays as it is"
+    found.append(Defect(missing, cause, edit=_activated(lambda x: x)))
+    if config.hidden_act == "relu2":
+        found.append(Defect("square_missing", "ReLU in the MLP is not squared", edit=_activated(F.relu)))
+    if config.gated_mlp:
+        found.append(Defect("gate_up_swapped", "gate_proj and up_proj are swapped", edit=_swap_gate_up))
+    return found
 
 
 def _activated(act: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Block], None]:
@@ -190,12 +215,21 @@ def _swap_gate_up(block: Block) -> None:
     block.mlp.gate_proj, block.mlp.up_proj = block.mlp.up_proj, block.mlp.gate_proj
 
 
-def residual_defects() -> list[Defect]:
-    """A branch that replaces the stream instead of adding to it."""
-    return [
+def residual_defects(config: ModelConfig) -> list[Defect]:
+    """A branch that replaces the stream instead of adding to it, or one that waits for the other."""
+    found = [
         Defect("attention_residual_dropped", "the residual around attention is dropped", _NoAttentionResidual),
         Defect("mlp_residual_dropped", "the residual around the MLP is dropped", _NoMLPResidual),
     ]
+    if config.residual != "serial":
+        cause = "attention and MLP come one after the other, and should read the same stream"
+        found.append(Defect("residual_serial", cause, _Serial))
+    return found
+
+
+class _Serial(LayerBlock):
+    def mlp_input(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
+        return super().mlp_input(h_TD, h_TD)
 
 
 class _NoAttentionResidual(LayerBlock):

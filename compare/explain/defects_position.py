@@ -138,14 +138,22 @@ def _stale(position: int | None) -> type[LayerBlock]:
 
 def rope_defects(config: ModelConfig) -> list[Defect]:
     """Wrong pairs, wrong frequencies, wrong positions, or a turn where none belongs."""
+    swapped = not config.rope_interleaved
+    neighbours, halves = (
+        "neighbouring dimensions (2i, 2i + 1)",
+        f"halves (i, i + {'H' if config.rotary_dim is None else 'R'}/2)",
+    )
+    wrong, right = (neighbours, halves) if swapped else (halves, neighbours)
     found = [
         Defect(
-            "rope_interleaved",
-            "RoPE pairs neighbouring dimensions (2i, 2i + 1), and the weights are for halves (i, i + H/2)",
-            _turned(lambda x, positions, cos, sin: _join(*_interleaved(x, positions, cos, sin))),
+            "rope_interleaved" if swapped else "rope_halves",
+            f"RoPE pairs {wrong}, and the weights are for {right}",
+            _turned(lambda x, positions, cos, sin: rotary_embedding(x, cos, sin, positions, interleaved=swapped)),
         ),
         Defect("rope_missing", "RoPE is missing", _turned(lambda x, positions, cos, sin: x)),
-        Defect("rope_backwards", "RoPE turns backwards: the sign of the sine is wrong", _turned(_backwards)),
+        Defect(
+            "rope_backwards", "RoPE turns backwards: the sign of the sine is wrong", block_with(attention=_Backwards)
+        ),
         Defect("rope_on_v", "RoPE is applied to v as well", block_with(attention=_RopeOnV)),
         Defect("position_ahead", "in decode the positions given to RoPE are one too high", _decode_positions(1)),
         Defect("position_behind", "in decode the positions given to RoPE are one too low", _decode_positions(-1)),
@@ -165,6 +173,14 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
             cause = f"cosines and sines of RoPE are not multiplied by the attention factor {factor:.6g}"
             other = replace(config, rope_scaling=replace(config.rope_scaling, attention_factor=1.0))
             found.append(Defect("attention_factor_dropped", cause, _tabled(other)))
+    if config.rotary_dim is not None:
+        cause = f"RoPE turns whole heads, and belongs to their first {config.rotary_dim} dimensions alone"
+        found.append(Defect("rope_partial_dropped", cause, _tabled(replace(config, rotary_dim=None))))
+        for by in (2, -2):
+            turned = config.rotary_dim + by
+            if 0 < turned < config.head_dim:
+                cause = f"RoPE turns {turned} dimensions of each head and should turn {config.rotary_dim}"
+                found.append(Defect(f"rope_dims_{turned}", cause, _tabled(replace(config, rotary_dim=turned))))
     for theta in THETAS:
         if theta != config.rope_theta:
             cause = f"wrong theta: RoPE's base is {theta:g} and should be {config.rope_theta:g}"
@@ -198,21 +214,11 @@ def _turned(turn: Turn) -> type[LayerBlock]:
     return block_with(attention=WrongTurn)
 
 
-def _interleaved(
-    x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Neighbours turned as if they were halves: even dimensions and odd ones, still apart."""
-    halves = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
-    even, odd = rotary_embedding(halves, cos, sin, positions).chunk(2, dim=-1)
-    return even, odd
-
-
-def _join(even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
-    return torch.stack((even, odd), dim=-1).flatten(-2)
-
-
-def _backwards(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    return rotary_embedding(x, cos, -sin, positions)
+class _Backwards(Attention):
+    def rotate(
+        self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        return super().rotate(x_BNSH, position_ids_BS, cos, -sin)
 
 
 class _RopeOnV(Attention):
@@ -224,8 +230,11 @@ class _RopeOnV(Attention):
 
 
 def _decode_positions(by: int) -> type[LayerBlock]:
-    def turn(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        shift = by if positions.shape[1] == 1 else 0
-        return rotary_embedding(x, cos, sin, (positions + shift).clamp(0, cos.shape[0] - 1))
+    class WrongPosition(Attention):
+        def rotate(
+            self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        ) -> torch.Tensor:
+            shift = by if position_ids_BS.shape[1] == 1 else 0
+            return super().rotate(x_BNSH, (position_ids_BS + shift).clamp(0, cos.shape[0] - 1), cos, sin)
 
-    return _turned(turn)
+    return block_with(attention=WrongPosition)

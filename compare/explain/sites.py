@@ -61,7 +61,9 @@ LAYER_SITES = tuple(name for name in LABELS if name not in ("embedding", "final_
 
 def layer_sites(config: ModelConfig) -> list[str]:
     """Those that a model's layers have: all, but for norms where it has none."""
-    return [site for site in LAYER_SITES if site not in NORMS_AT or NORMS_AT[site] in config.layer_norms]
+    absent = [site for site, place in NORMS_AT.items() if place not in config.layer_norms]
+    absent += [] if config.gated_mlp else ["gate_proj"]
+    return [site for site in LAYER_SITES if site not in absent]
 
 
 def eager_sites(
@@ -90,9 +92,10 @@ def eager_sites(
     sites["attention_out_norm"] = block.normed("attention_out", sites["o_proj"])
     sites["attention_residual"] = block.add_attention(x_TD, sites["o_proj"])
     sites["post_attention_layernorm"] = block.mlp_input(x_TD, sites["attention_residual"])
-    sites["gate_proj"] = block.mlp.gate_proj(sites["post_attention_layernorm"])
+    if block.mlp.gate_proj is not None:
+        sites["gate_proj"] = block.mlp.gate_proj(sites["post_attention_layernorm"])
     sites["up_proj"] = block.mlp.up_proj(sites["post_attention_layernorm"])
-    sites["activation"] = block.mlp.act(sites["gate_proj"]) * sites["up_proj"]
+    sites["activation"] = block.mlp.activated(sites.get("gate_proj"), sites["up_proj"])
     sites["down_proj"] = block.mlp.down_proj(sites["activation"])
     sites["mlp_out_norm"] = block.normed("mlp_out", sites["down_proj"])
     sites["mlp_residual"] = block.add_mlp(sites["attention_residual"], sites["down_proj"])

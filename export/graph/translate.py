@@ -98,11 +98,10 @@ class Stamp:
         """A constant int64 vector."""
         return self.builder.constant(list(values), ir.DataType.INT64)
 
-    def ones(self, size: int, dtype: ir.DataType) -> ir.Value:
-        """A vector of ones, kept in the graph file."""
-        name = f"ones_{dtype.name.lower()}_{size}"
-        tensor = ir.tensor(np.ones(size, dtype.numpy()), dtype=dtype, name=name)
-        return self.builder.initializer(tensor, name)
+    def ones(self, size: int) -> ir.Value:
+        """A float32 vector of ones, kept in the graph file."""
+        name = f"ones_{size}"
+        return self.builder.initializer(ir.tensor(np.ones(size, np.float32), name=name), name)
 
     def is_fixed(self, size: Any) -> bool:
         """Whether a size is the same in every run: a number that stands for no other."""
@@ -152,10 +151,18 @@ def _rms_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
 @_translates(aten.layer_norm.default)
 def _layer_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     x, (size,), weight, bias, eps = (*_args(node), None, None, 1e-5)[:5]
+    dtype, single = stamp.dtype(node), ir.DataType.FLOAT
+
+    def wide(value: ir.Value, suffix: str) -> ir.Value:
+        # TensorRT takes the statistics in the type of the input, whatever stash_type says.
+        return value if dtype == single else stamp.emit(node, "Cast", [value], suffix, to=int(single))
+
     # The operator cannot do without a gain.
-    scale = stamp.ones(size, stamp.dtype(node)) if weight is None else stamp.value(weight)
-    inputs = [stamp.value(x), scale, *(() if bias is None else (stamp.value(bias),))]
-    return stamp.emit(node, "LayerNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
+    gain = stamp.ones(size) if weight is None else wide(stamp.value(weight), ".gain")
+    biases = [] if bias is None else [wide(stamp.value(bias), ".bias")]
+    inputs = [wide(stamp.value(x), ".widened"), gain, *biases]
+    normed = stamp.emit(node, "LayerNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
+    return normed if dtype == single else stamp.emit(node, "Cast", [normed], ".narrowed", to=int(dtype))
 
 
 @_translates(aten.embedding.default)
@@ -182,12 +189,15 @@ def _cache_write(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
 
 @_translates(torch.ops.blockexport.rotary_embedding.default)
 def _rotary_embedding(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
-    x, cos, sin, position_ids = (stamp.value(arg) for arg in _args(node))
+    heads, table, *_, interleaved = _args(node)
+    x, cos, sin, position_ids = (stamp.value(arg) for arg in _args(node)[:4])
+    width, turned_dims = heads.meta["val"].shape[-1], 2 * table.meta["val"].shape[-1]
+    options = {} if turned_dims == width else {"rotary_embedding_dim": turned_dims}
     # The tables are float32 and share their type with the input, so half precision turns in float32 between casts.
     dtype = stamp.dtype(node)
     if dtype != ir.DataType.FLOAT:
         x = stamp.emit(node, "Cast", [x], ".widened", to=int(ir.DataType.FLOAT))
-    turned = stamp.emit(node, "RotaryEmbedding", [x, cos, sin, position_ids], interleaved=0)
+    turned = stamp.emit(node, "RotaryEmbedding", [x, cos, sin, position_ids], interleaved=int(interleaved), **options)
     if dtype == ir.DataType.FLOAT:
         return turned
     return stamp.emit(node, "Cast", [turned], ".narrowed", to=int(dtype))
@@ -205,6 +215,11 @@ def _attention(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
 def _capped_attention(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     *inputs, softcap = _args(node)
     return stamp.emit(node, "Attention", [stamp.value(arg) for arg in inputs], scale=1.0, softcap=softcap)
+
+
+@_translates(aten.relu.default)
+def _relu(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    return stamp.emit(node, "Relu", [stamp.value(_args(node)[0])])
 
 
 @_translates(aten.gelu.default)

@@ -15,7 +15,8 @@ from typing import Any
 from blockexport.export.bundle.manifest import Manifest
 from blockexport.export.lint.layer_groups import Problem, told_once
 from blockexport.export.tensorrt.trt_adapter import Adapter
-from blockexport.models.checkpoints.tensor_names import norm_places
+from blockexport.models.checkpoints.tensor_names import expected_tensors, norm_places
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
@@ -183,7 +184,7 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     for layer in layers.of("MATRIX_MULTIPLY"):
         if _product_type(layer) != wanted:
             yield f"{{}} multiplies in {_product_type(layer)}, not {wanted}", (layer.name,)
-    products = 7 * config.num_hidden_layers + (0 if manifest.headless else 1)
+    products = _projections(config) + (0 if manifest.headless else 1)
     matrices = [layer for layer in layers.of("MATRIX_MULTIPLY") for _ in range(_matrices_of(layer))]
     yield from _counted(matrices, "matrix products", products)
     statistics = _statistics(layers)
@@ -205,7 +206,7 @@ def _quantised(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
     wanted: Counter[str] = Counter()
     quantisation = manifest.quantisation
     if quantisation is not None:
-        wanted[f"int{quantisation.layers.bits}"] += 7 * manifest.config.num_hidden_layers
+        wanted[f"int{quantisation.layers.bits}"] += _projections(manifest.config)
         if quantisation.head is not None and not manifest.headless:
             wanted[f"int{quantisation.head.bits}"] += 1
     found: Counter[str] = Counter()
@@ -226,14 +227,21 @@ def _matrices_of(layer: Any) -> int:
     return next(joined, 1)
 
 
+def _projections(config: ModelConfig) -> int:
+    """The matrices in the layers."""
+    return sum(name.startswith("model.layers.") and len(shape) == 2 for name, shape in expected_tensors(config).items())
+
+
 def _counted(found: Sequence[Any], what: str, wanted: int) -> Iterator[Problem]:
     if len(found) != wanted:
         yield f"{len(found)} {what}, not {wanted}", ()
 
 
 def _statistics(layers: _Layers) -> list[Any]:
-    """The norms' means of squares; the highest of integer positions, which `--logits last` takes, is none of them."""
-    return [layer for layer in layers.of("REDUCE") if "float" in _type(layer.get_input(0))]
+    """The norms' means of squares, or LayerNorms as a whole; the highest of integer positions, which `--logits last`
+    takes, is none of them."""
+    reductions = [layer for layer in layers.of("REDUCE") if "float" in _type(layer.get_input(0))]
+    return reductions + layers.of("NORMALIZATION")
 
 
 def _product_type(layer: Any) -> str:

@@ -24,7 +24,7 @@ from blockexport.models.checkpoints.weight_values import convert
 
 WINDOW = 512  # tokens that are run with one another as context
 
-_SHARED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+_SHARED = {"k_proj": "q_proj", "v_proj": "q_proj", "gate_proj": "up_proj"}
 """Projections that read what another one reads."""
 
 

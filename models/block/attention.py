@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.has_rope = config.has_rope(layer)
+        self.has_rope, self.interleaved = config.has_rope(layer), config.rope_interleaved
         hidden, head_dim = config.hidden_size, config.head_dim
         self.heads, self.key_value_heads, self.head_dim = (
             config.num_attention_heads,
@@ -108,7 +108,7 @@ class Attention(nn.Module):
         self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         """RoPE on heads [B, heads, S, H]."""
-        return rotary_embedding(x_BNSH, cos, sin, position_ids_BS)
+        return rotary_embedding(x_BNSH, cos, sin, position_ids_BS, interleaved=self.interleaved)
 
     def write(self, past_BKMH: torch.Tensor, update_BKSH: torch.Tensor, step: Step) -> torch.Tensor:
         """The cache after the new tokens' entries went to their slots."""

@@ -22,6 +22,9 @@ class Block(nn.Module):
 
     `post` is `h = x + Norm(Attention(x))` (OLMo 2, https://arxiv.org/abs/2501.00656) and `both` is
     `h = x + Norm(Attention(Norm(x)))` (Gemma 2, https://arxiv.org/abs/2408.00118), and so around the MLP.
+
+    With a parallel residual `out = h + MLP(Norm(x))`, so that the two sublayers do not wait for each other (GPT-J and
+    GPT-NeoX, https://arxiv.org/abs/2204.06745); the MLP has a norm of its own, or reads what attention reads.
     """
 
     attention_class: type[Attention] = Attention
@@ -29,7 +32,8 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.norms, self.residual_multiplier = config.layer_norms, config.residual_multiplier
+        self.norms, self.residual = config.layer_norms, config.residual
+        self.residual_multiplier = config.residual_multiplier
         for name in self.norms.values():
             self.add_module(name, Norm(config, config.hidden_size))
         self.self_attn = self.attention_class(config, layer)
@@ -62,7 +66,9 @@ class Block(nn.Module):
 
     def mlp_input(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
         """What the MLP reads, of the streams before and after attention."""
-        return self.normed("mlp_in", h_TD)
+        if self.residual == "serial":
+            return self.normed("mlp_in", h_TD)
+        return self.normed("mlp_in" if self.residual == "parallel" else "attention_in", x_TD)
 
     def add_mlp(self, h_TD: torch.Tensor, made_TD: torch.Tensor) -> torch.Tensor:
         """The stream after the MLP, which made `made_TD`."""

@@ -1,8 +1,9 @@
 """Rotary position embedding: pairs of a head's dimensions are turned by an angle that grows with the position.
 
-Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864. The pairing is the half-split one of Hugging Face
-checkpoints: dimension i turns with i + H/2. Readers of files that pair neighbours permute q_proj and k_proj on the way
-in, so no other convention exists past models/.
+Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864. Of a head's dimensions the first R are turned, all or some
+of them (GPT-NeoX, https://arxiv.org/abs/2204.06745). The pairing is that of the family's Hugging Face checkpoints:
+dimension i turns with i + R/2, or with its neighbour in those that say so. Readers of files that pair otherwise permute
+q_proj and k_proj on the way in.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from blockexport.models.errors import UsageError
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Radians per position of each pair, float32 [H/2], scaling applied.
+    """Radians per position of each pair, float32 [R/2], scaling applied.
 
     Computed in float32 in the order transformers does it: a float64 table would be more exact and differ from what
     the model was trained and is served with.
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
+    exponents = torch.arange(0, config.turned_dims, 2, dtype=torch.int64).to(torch.float32) / config.turned_dims
     inv_freq = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
     if scaling is not None and scaling.rope_type == "yarn":
@@ -55,7 +56,7 @@ def _llama3_scaled(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor
 
 def _yarn(config: ModelConfig, scaling: RopeScaling) -> torch.Tensor:
     """YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.2, in the order transformers computes it."""
-    size, base = config.head_dim, config.rope_theta
+    size, base = config.turned_dims, config.rope_theta
     old_context = scaling.original_max_position_embeddings
 
     def pair_of(turns: float) -> float:
@@ -74,7 +75,7 @@ def _yarn(config: ModelConfig, scaling: RopeScaling) -> torch.Tensor:
 
 
 def rope_table(config: ModelConfig, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of every position's angles, float32 [rows, H/2] each, times the scaling's `attention_factor`."""
+    """Cosine and sine of every position's angles, float32 [rows, R/2] each, times the scaling's `attention_factor`."""
     positions = torch.arange(rows, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(config)[None, :]
     factor = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
@@ -138,26 +139,36 @@ def require_table_rows(max_sequence_length: int, rows: int, trained: int, *, lea
 
 
 def _rotary_embedding(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_ids_BS: torch.Tensor
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_ids_BS: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    half = x.shape[-1] // 2
+    pairs = cos.shape[-1]
     cos_B1SR, sin_B1SR = cos[position_ids_BS].unsqueeze(1), sin[position_ids_BS].unsqueeze(1)
     # In half precision the turn is done in the table's float32; in float64 the table is widened.
-    first, second = x[..., :half], x[..., half:]
-    turned = torch.cat((first * cos_B1SR - second * sin_B1SR, second * cos_B1SR + first * sin_B1SR), dim=-1)
-    return turned.to(x.dtype)
+    turning = x[..., : 2 * pairs]
+    first, second = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+    both = (first * cos_B1SR - second * sin_B1SR, second * cos_B1SR + first * sin_B1SR)
+    turned = (torch.stack(both, dim=-1).flatten(-2) if interleaved else torch.cat(both, dim=-1)).to(x.dtype)
+    return turned if 2 * pairs == x.shape[-1] else torch.cat((turned, x[..., 2 * pairs :]), dim=-1)
 
 
 # An operator of its own with a body of plain aten: torch.export keeps it as one node, which becomes one ONNX
 # RotaryEmbedding, and run_decompositions() opens it for the .pt2.
 _library = torch.library.Library("blockexport", "FRAGMENT")
-_library.define("rotary_embedding(Tensor x, Tensor cos, Tensor sin, Tensor position_ids) -> Tensor")
+_library.define("rotary_embedding(Tensor x, Tensor cos, Tensor sin, Tensor position_ids, bool interleaved) -> Tensor")
 _library.impl("rotary_embedding", _rotary_embedding, "CompositeImplicitAutograd")
 
 
 def rotary_embedding(
-    x_BNSH: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position_ids_BS: torch.Tensor
+    x_BNSH: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    *,
+    interleaved: bool = False,
 ) -> torch.Tensor:
-    """Turn the heads [B, heads, S, H] by the table's rows at `position_ids` [B, S] int64; type is kept."""
-    out: torch.Tensor = torch.ops.blockexport.rotary_embedding(x_BNSH, cos, sin, position_ids_BS)
+    """Turn the heads [B, heads, S, H] by the table's rows at `position_ids` [B, S] int64; type is kept.
+
+    The table's width says how many dimensions are turned: the first R, in pairs of neighbours where `interleaved`.
+    """
+    out: torch.Tensor = torch.ops.blockexport.rotary_embedding(x_BNSH, cos, sin, position_ids_BS, interleaved)
     return out

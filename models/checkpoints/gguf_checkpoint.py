@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotation frequencies, one per pair: llama3 scaling. They go into the config, not the weights."""
 
-_WHOLE = {"token_embd.weight": EMBEDDING, "output_norm.weight": "model.norm.weight", "output.weight": OUTPUT_HEAD}
+_WHOLE = {
+    "token_embd.weight": EMBEDDING,
+    "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
+    "output.weight": OUTPUT_HEAD,
+}
 _IN_BLOCK = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",

@@ -89,7 +89,7 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (key_value, hidden, config.qkv_bias),
         "self_attn.v_proj": (key_value, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, query, config.o_bias),
-        "mlp.gate_proj": (intermediate, hidden, config.mlp_bias),
+        **({"mlp.gate_proj": (intermediate, hidden, config.mlp_bias)} if config.gated_mlp else {}),
         "mlp.up_proj": (intermediate, hidden, config.mlp_bias),
         "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
     }

@@ -71,12 +71,21 @@ def visible_tokens(config: ModelConfig, layer: int, tokens: int) -> int:
     return tokens if window is None else min(tokens, window)
 
 
+def _gains(config: ModelConfig, size: int) -> int:
+    """Parameters of a norm over so many values."""
+    return size * (config.norm_weight + config.norm_bias)
+
+
 def _norm(config: ModelConfig, place: NormPlace) -> list[Operation]:
     """The norm at a place of a block, if one stands there."""
     if place not in config.layer_norms:
         return []
     part, hidden = place.partition("_")[0], config.hidden_size
-    return [Operation(part, config.layer_norms[place], ("B", "S", hidden), hidden, 2 * hidden)]
+    return [
+        Operation(
+            part, config.layer_norms[place], ("B", "S", hidden), _gains(config, hidden), 2 * _gains(config, hidden)
+        )
+    ]
 
 
 def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> list[Operation]:
@@ -87,7 +96,7 @@ def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> 
     output = _linear(hidden, heads * head_dim, config.o_bias)
     query_shape, key_shape = ("B", "S", heads, head_dim), ("B", "S", kv_heads, head_dim)
     mixing = 2 * visible * heads * head_dim
-    queries, keys = config.qk_norm_sizes
+    queries, keys = (_gains(config, size) for size in config.qk_norm_sizes)
     norms = [
         Operation("attention", "q_norm", query_shape, queries, 2 * queries),
         Operation("attention", "k_norm", key_shape, keys, 2 * keys),
@@ -112,17 +121,18 @@ def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> 
     ]
 
 
-ACT_WORDS: dict[HiddenAct, str] = {"silu": "SiLU", "gelu": "GELU", "gelu_pytorch_tanh": "GELU"}
+ACT_WORDS: dict[HiddenAct, str] = {"silu": "SiLU", "gelu": "GELU", "gelu_pytorch_tanh": "GELU", "relu2": "ReLU²"}
 
 
 def _mlp_operations(config: ModelConfig) -> list[Operation]:
     hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
     widen, narrow = _linear(inner, hidden, bias), _linear(hidden, inner, bias)
+    gates = [Operation("mlp", "gate_proj", ("B", "S", inner), widen, 2 * widen)] if config.gated_mlp else []
     return [
         *_norm(config, "mlp_in"),
-        Operation("mlp", "gate_proj", ("B", "S", inner), widen, 2 * widen),
+        *gates,
         Operation("mlp", "up_proj", ("B", "S", inner), widen, 2 * widen),
-        Operation("mlp", f"{ACT_WORDS[config.hidden_act]}(gate) × up", ("B", "S", inner)),
+        Operation("mlp", f"{ACT_WORDS[config.hidden_act]}({'gate) × up' if gates else 'up)'}", ("B", "S", inner)),
         Operation("mlp", "down_proj", ("B", "S", hidden), narrow, 2 * narrow),
         *_norm(config, "mlp_out"),
         Operation("mlp", "+ residual", ("B", "S", hidden)),
@@ -146,7 +156,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
         norms=sum(o.parameters for o in operations if o.name in norms),
         layers=config.num_hidden_layers,
         embedding=embedding,
-        final_norm=config.hidden_size,
+        final_norm=_gains(config, config.hidden_size),
         head=0 if config.tie_word_embeddings else embedding,
     )
 

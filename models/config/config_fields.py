@@ -39,16 +39,30 @@ def shortest_decimal(value: float) -> float:
 
 
 class RawFields:
-    """A raw mapping, the name of where it came from, and the keys that were read so far."""
+    """A raw mapping, the name of where it came from, and the keys that were read so far.
 
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self.data = data
-        self.where = where
+    Args:
+        data: the mapping.
+        where: its file, for messages.
+        names: for keys that are asked for by other names than the mapping's, those of the mapping.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str, names: Mapping[str, str] | None = None) -> None:
+        self.where, self.names = where, names or {}
+        own = {name: key for key, name in self.names.items()}
+        for key, name in self.names.items():
+            if key in data:
+                raise self.error(f"{key} is {shown(data[key])}, and models of this type call it {name}; rename it")
+        self.data = {own.get(name, name): value for name, value in data.items()} if own else data
         self.used: set[str] = set()
 
     def error(self, message: str) -> UsageError:
         """The error to raise, with the file in front."""
         return UsageError(f"{self.where}: {message}")
+
+    def said(self, key: str) -> str:
+        """What the file calls a key."""
+        return self.names.get(key, key)
 
     def has(self, key: str) -> bool:
         """Whether the key is there at all, null included."""
@@ -56,7 +70,9 @@ class RawFields:
 
     def told(self, key: str, value: Any) -> str:
         """`key is value`, for messages: a default is not passed off as something that the file states."""
-        return f"{key} is {shown(value)}" + ("" if self.has(key) else " (the default, as the file does not state it)")
+        return f"{self.said(key)} is {shown(value)}" + (
+            "" if self.has(key) else " (the default, as the file does not state it)"
+        )
 
     def get(self, key: str) -> Any:
         """The raw value (None when absent or null), marked as used."""
@@ -68,11 +84,11 @@ class RawFields:
         self.used.add(key)
         if not self.has(key):
             if default is None:
-                raise self.error(f"the key {key!r} is missing; it must be {what}")
+                raise self.error(f"the key {self.said(key)!r} is missing; it must be {what}")
             return default
         value = self.data[key]
         if not is_good(value):
-            raise self.error(f"{key} is {shown(value)}; it must be {what}")
+            raise self.error(f"{self.said(key)} is {shown(value)}; it must be {what}")
         return value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
@@ -130,7 +146,7 @@ class RawFields:
         # `==` alone would take 0 for false and 1 for true.
         if self.has(key) and not any(type(value) is type(a) and value == a for a in allowed):
             expected = " or ".join(shown(a) for a in allowed)
-            raise self.error(f"{key} is {shown(value)}, and only {expected} can be exported: {why}")
+            raise self.error(f"{self.said(key)} is {shown(value)}, and only {expected} can be exported: {why}")
 
     def unused(self) -> list[str]:
         """Keys that are there and were never read."""

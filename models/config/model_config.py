@@ -13,7 +13,8 @@ LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 NormType = Literal["rms_norm", "layer_norm"]
 RopeType = Literal["linear", "llama3", "yarn", "freq_factors"]
-HiddenAct = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+HiddenAct = Literal["silu", "gelu", "gelu_pytorch_tanh", "relu2"]
+Residual = Literal["serial", "parallel", "parallel_one_norm"]
 NormPlacement = Literal["pre", "post", "both"]
 NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
 
@@ -68,12 +69,16 @@ class ModelConfig:
     rms_norm_eps: float  # of every norm, of whichever kind
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # how many of a head's first dimensions RoPE turns; None is all
+    rope_interleaved: bool = False  # RoPE turns neighbours (2i, 2i + 1) and not halves (i, i + rotary_dim / 2)
     norm: NormType = "rms_norm"
     norm_weight: bool = True  # norms have gains
     norm_bias: bool = False  # norms have biases, which only a LayerNorm may
     norm_gain_offset: bool = False  # norms multiply by 1 + weight
+    residual: Residual = "serial"  # whether the MLP reads what attention added: see `block/block.py`
     norm_placement: NormPlacement = "pre"  # before each sublayer, after it, or both: see `block/block.py`
     hidden_act: HiddenAct = "silu"
+    gated_mlp: bool = True  # the activation of gate_proj multiplies up_proj; else it is that of up_proj
     qkv_bias: bool = False  # biases of q_proj, k_proj and v_proj
     o_bias: bool = False  # bias of o_proj
     mlp_bias: bool = False  # biases of gate_proj, up_proj and down_proj
@@ -119,7 +124,15 @@ class ModelConfig:
     @property
     def layer_norms(self) -> dict[NormPlace, str]:
         """The norms of a block beside QK-norm: where each stands, and its name."""
-        return LAYER_NORMS[self.norm_placement]
+        norms = LAYER_NORMS[self.norm_placement]
+        if self.residual == "parallel_one_norm":
+            return {place: name for place, name in norms.items() if place != "mlp_in"}
+        return norms
+
+    @property
+    def turned_dims(self) -> int:
+        """How many of a head's dimensions RoPE turns."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:

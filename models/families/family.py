@@ -42,6 +42,9 @@ class GgufForm:
         mlp_norm: the norm before the MLP.
         fused: see `Family`.
         gain_offset_added: norms hold 1 + weight.
+        eps_key: what it calls the epsilon of the norms, under `attention`.
+        partial_rotary: RoPE may turn a part of each head.
+        parallel_by_norms: attention and MLP read the same stream where the MLP has no norm of its own.
         options: those that its own keys say, or its reader decides, for a model of so many layers.
     """
 
@@ -52,6 +55,9 @@ class GgufForm:
     mlp_norm: str = "ffn_norm"
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gain_offset_added: bool = False
+    eps_key: str = "layer_norm_rms_epsilon"
+    partial_rotary: bool = False
+    parallel_by_norms: bool = False
     options: Callable[[RawFields, int], Options] = lambda fields, layers: {}
 
 
@@ -85,6 +91,8 @@ class Family:
         fused: projections that a checkpoint has stacked in one matrix, and their parts in order.
         written_as: the family as which a bundle's `config.json` describes a model, where the bundle's tensors are named
             like that one's; None: as itself.
+        keys: what its files call keys that those of other families call otherwise.
+        partial_rotary_factor: the share of a head that RoPE turns where no key says it; None: there is no such key.
         completed: the config with the options that its family and its other fields decide.
         ignored: keys without a meaning in this family alone, each with the reason.
         read_layers: options by layer, from a config with so many layers. Raises UsageError where keys disagree.
@@ -115,6 +123,8 @@ class Family:
     qk_norm: bool = False
     read_act: Callable[[RawFields], HiddenAct] = _silu
     act_key: str = "hidden_act"
+    keys: Mapping[str, str] = field(default_factory=dict)
+    partial_rotary_factor: float | None = None
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

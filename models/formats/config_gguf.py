@@ -86,6 +86,7 @@ def config_from_gguf(
     heads = _same_in_all_layers(raw, f"{arch}.attention.head_count")
     key_value_heads = _same_in_all_layers(raw, f"{arch}.attention.head_count_kv", heads)
     head_dim = _head_dim(raw, arch, hidden_size, heads)
+    rotary_dim = _rotary_dim(raw, form, head_dim)
     attention = f"{arch}.attention"
     keys = HeadKeys(f"{attention}.head_count", f"{attention}.head_count_kv", f"{attention}.key_length")
     check_heads(raw, keys, heads, key_value_heads, head_dim)
@@ -99,9 +100,10 @@ def config_from_gguf(
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
         max_position_embeddings=raw.integer(f"{arch}.context_length"),
-        rms_norm_eps=shortest_decimal(raw.number(f"{arch}.attention.layer_norm_rms_epsilon")),
+        rms_norm_eps=shortest_decimal(raw.number(f"{arch}.attention.{form.eps_key}")),
         rope_theta=shortest_decimal(raw.number(f"{arch}.rope.freq_base", DEFAULT_ROPE_THETA)),
         rope_scaling=_rope_scaling(raw, form, freq_factors, head_dim),
+        rotary_dim=rotary_dim,
         qkv_bias=_any_bias(tensor_names, "attn_q", "attn_k", "attn_v"),
         o_bias=form.more_biases and _any_bias(tensor_names, "attn_output"),
         mlp_bias=form.more_biases and _any_bias(tensor_names, "ffn_gate", "ffn_up", "ffn_down"),
@@ -111,10 +113,14 @@ def config_from_gguf(
         bos_token_id=raw.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
         eos_token_ids=_end_tokens(raw),
     )
-    config = replace(config, **form.options(raw, layers))
+    options = dict(form.options(raw, layers))
+    if form.parallel_by_norms:
+        raw.get(f"{arch}.use_parallel_residual")  # llama.cpp goes by the tensors, whatever it says
+        options["residual"] = "serial" if "blk.0.ffn_norm.weight" in tensor_names else "parallel_one_norm"
+    config = family.completed(replace(config, **options))
     _refuse_a_window(raw, arch)
     _refuse_the_rest(raw, arch, head_dim)
-    return family.completed(config)
+    return config
 
 
 def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) -> int:
@@ -129,7 +135,7 @@ def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) ->
 
 
 def _head_dim(raw: RawFields, arch: str, hidden_size: int, heads: int) -> int:
-    """H. Keys and values must have the same width, and RoPE must turn all of it."""
+    """H. Keys and values must have the same width."""
     key_length, value_length = f"{arch}.attention.key_length", f"{arch}.attention.value_length"
     stated = {key: raw.integer(key) for key in (key_length, value_length) if raw.has(key)}
     head_dim = next(iter(stated.values())) if stated else derived_head_dim(raw, hidden_size, heads)
@@ -142,13 +148,23 @@ def _head_dim(raw: RawFields, arch: str, hidden_size: int, heads: int) -> int:
     if len(stated) == 1 and head_dim * heads != hidden_size:
         key = next(iter(stated))
         raise raw.error(f"{key} is {head_dim}, and the other width is left at {hidden_size} / {heads}; state both")
-    rotated = raw.integer(f"{arch}.rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise raw.error(
-            f"{arch}.rope.dimension_count is {rotated} and the head has {head_dim} dimensions; "
-            "rotating only part of a head is not implemented"
-        )
     return head_dim
+
+
+def _rotary_dim(raw: RawFields, form: GgufForm, head_dim: int) -> int | None:
+    """How many of a head's dimensions are turned; None where all are."""
+    key = f"{form.architecture}.rope.dimension_count"
+    turned = raw.integer(key, head_dim, maximum=head_dim)
+    if turned == head_dim:
+        return None
+    if not form.partial_rotary:
+        raise raw.error(
+            f"{key} is {turned} and the head has {head_dim} dimensions; "
+            "rotating only part of a head is not implemented in this architecture"
+        )
+    if turned % 2:
+        raise raw.error(f"{key} is {turned}; RoPE turns pairs of dimensions, so it must be even")
+    return turned
 
 
 def _vocab_size(raw: RawFields, arch: str) -> int:

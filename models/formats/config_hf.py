@@ -46,8 +46,9 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         UsageError: a key is missing, of the wrong type or range, unknown, in conflict with another, or asks for
             something that is not implemented.
     """
-    fields = RawFields(data, where)
-    family = _family(fields)
+    family = _family(RawFields(data, where))
+    fields = RawFields(data, where, family.keys)
+    fields.get("model_type")
     hidden_size = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     heads = fields.integer("num_attention_heads")
@@ -55,7 +56,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
     check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
-    rope = read_rope(fields, max_position_embeddings, family)
+    rope = read_rope(fields, max_position_embeddings, family, head_dim)
     by_layer = family.read_layers(fields, layers)
     qkv_bias, o_bias, mlp_bias = _biases(fields, family)
     config = ModelConfig(
@@ -81,9 +82,9 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         eos_token_ids=fields.token_ids("eos_token_id", family.eos_token_ids),
         **by_layer._asdict(),
     )
-    config = replace(config, **family.read_options(fields))
+    config = family.completed(replace(config, **family.read_options(fields)))
     _refuse_the_rest(fields, family)
-    return family.completed(config)
+    return config
 
 
 def _family(fields: RawFields) -> Family:
@@ -124,7 +125,7 @@ def _refuse_the_rest(fields: RawFields, family: Family) -> None:
     fields.used.add(KEY)
     read_packing(fields.data, fields.where)  # of the checkpoint's tensors, and not of the architecture
     for key, (allowed, why) in NEUTRAL.items():
-        if key not in family.ignored:
+        if key not in family.ignored and key not in fields.used:
             fields.only(key, allowed, why)
     unknown = [key for key in fields.unused() if key not in HARMLESS]
     if unknown:

@@ -49,7 +49,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "pretraining_tp": ((1,), "it splits the projections into slices that are added in another order"),
     "rope_interleaved": ((False,), "it pairs neighbouring dimensions, where a Hugging Face checkpoint pairs halves"),
     "use_mrope": ((False,), "positions in several dimensions belong to models that see images"),
-    "partial_rotary_factor": ((1, 1.0), "it leaves part of each head without RoPE, which is not implemented"),
+    "partial_rotary_factor": ((1, 1.0), "it leaves part of each head without RoPE, and this family turns whole heads"),
     "is_decoder": ((True, False), "it says whether attention is causal"),
     "is_encoder_decoder": ((False,), "only decoders can be exported"),
     "add_cross_attention": ((False,), "only decoders without cross-attention can be exported"),

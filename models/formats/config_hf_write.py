@@ -16,6 +16,7 @@ _SAME_NAMES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "bos_token_id"),
 )
+_PARTIAL = "partial_rotary_factor"
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
@@ -29,9 +30,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     if family.written_as is not None:
         return config_to_hf(replace(config, model_type=family.written_as))
     biases = {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+    partial = {}
+    if family.partial_rotary_factor is not None:
+        partial[family.keys.get(_PARTIAL, _PARTIAL)] = config.turned_dims / config.head_dim
     data: dict[str, Any] = {
         "architectures": [family.class_name],
-        **{name: getattr(config, name) for name in _SAME_NAMES},
+        **{family.keys.get(name, name): getattr(config, name) for name in _SAME_NAMES},
+        **partial,
         family.act_key: config.hidden_act,
         "rope_scaling": _rope_scaling(config.rope_scaling),
         "torch_dtype": config.dtype,

@@ -7,7 +7,7 @@ Where transformers would let one of two disagreeing keys win, both are named and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from blockexport.models.config.config_fields import RawFields
@@ -24,12 +24,15 @@ class Rope(NamedTuple):
     rope_theta: float
     rope_scaling: RopeScaling | None
     sliding_rope_theta: float | None = None
+    rotary_dim: int | None = None
 
 
-def read_rope(fields: RawFields, max_position: int, family: Family) -> Rope:
+def read_rope(fields: RawFields, max_position: int, family: Family, head_dim: int) -> Rope:
     """RoPE's keys. Raises UsageError for an unknown RoPE type or keys that disagree."""
     if family.sliding_rope_theta is None:
-        return Rope(*rope_from_hf(fields, max_position, family.rope_theta))
+        default = family.partial_rotary_factor
+        theta, scaling, factor = rope_from_hf(fields, max_position, family.rope_theta, default)
+        return Rope(theta, scaling, rotary_dim=_rotary_dim(fields, head_dim, factor))
     return _rope_by_layer_type(fields, max_position, family.rope_theta, family.sliding_rope_theta)
 
 
@@ -39,24 +42,47 @@ def _rope_by_layer_type(fields: RawFields, max_position: int, theta: float, loca
     stated = fields.get("rope_parameters")
     if stated is None:
         local = fields.number("rope_local_base_freq", local_theta)
-        return Rope(*rope_from_hf(fields, max_position, theta), local)
+        return Rope(*rope_from_hf(fields, max_position, theta)[:2], local)
     if old := [key for key in ("rope_theta", "rope_scaling", "rope_local_base_freq") if fields.get(key) is not None]:
         raise fields.error(f"there are both rope_parameters and {', '.join(old)}; keep the form that is right")
     if not isinstance(stated, Mapping) or set(stated) - set(LAYER_TYPES):
         wanted = " and ".join(LAYER_TYPES)
         raise fields.error(f"rope_parameters is {shown(stated)}; it must have an object for {wanted}")
     (full, scaling), (local_stated, local_scaling) = (
-        _parse(fields, f"rope_parameters.{kind}", stated.get(kind) or {}, None, max_position) for kind in LAYER_TYPES
+        _parse(fields, f"rope_parameters.{kind}", stated.get(kind) or {}, None, max_position, False)[:2]
+        for kind in LAYER_TYPES
     )
     if local_scaling is not None:
         raise fields.error("rope_parameters.sliding_attention is scaled, which is only implemented for full_attention")
     return Rope(theta if full is None else full, scaling, local_theta if local_stated is None else local_stated)
 
 
-def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """`rope_theta` and the scaling. Raises UsageError for an unknown RoPE type or keys that disagree."""
+def _rotary_dim(fields: RawFields, head_dim: int, factor: float) -> int | None:
+    """How many of a head's dimensions are turned, as transformers rounds it; None where all are."""
+    turned = int(head_dim * factor)
+    if factor > 1 or turned < 2 or turned % 2:
+        said = f"{fields.told('partial_rotary_factor', factor)}, which turns {turned} of a head's {head_dim} dimensions"
+        raise fields.error(f"{said}; RoPE turns pairs of them, so it must be even, and from 2 to {head_dim}")
+    return None if turned == head_dim else turned
+
+
+def rope_from_hf(
+    fields: RawFields, max_position: int, default_theta: float, default_factor: float | None = None
+) -> tuple[float, RopeScaling | None, float]:
+    """RoPE's base, how the frequencies are stretched, and the share of a head that is turned.
+
+    Args:
+        fields: of the config.
+        max_position: `max_position_embeddings`.
+        default_theta: the base where no key says it.
+        default_factor: `partial_rotary_factor` where no key says it; None: the family turns whole heads.
+
+    Raises:
+        UsageError: an unknown RoPE type, or keys that disagree.
+    """
     outer_original = fields.optional_integer("original_max_position_embeddings")
     thetas: list[tuple[str, float]] = []
+    factors: list[tuple[str, float]] = []
     scalings: list[RopeScaling | None] = []
     for key in ("rope_parameters", "rope_scaling"):
         value = fields.get(key)
@@ -65,10 +91,10 @@ def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> 
         if not isinstance(value, Mapping):
             raise fields.error(f"{key} is {shown(value)}; it must be an object or null")
         _refuse_per_layer_type(fields, key, value)
-        theta, scaling = _parse(fields, key, value, outer_original, max_position)
+        theta, scaling, factor = _parse(fields, key, value, outer_original, max_position, default_factor is not None)
         scalings.append(scaling)
-        if theta is not None:
-            thetas.append((f"{key}.rope_theta", theta))
+        thetas += [] if theta is None else [(f"{key}.rope_theta", theta)]
+        factors += [] if factor is None else [(f"{key}.partial_rotary_factor", factor)]
     if len(set(scalings)) > 1:
         raise fields.error(
             f"rope_parameters {shown(fields.get('rope_parameters'))} and rope_scaling "
@@ -76,11 +102,19 @@ def rope_from_hf(fields: RawFields, max_position: int, default_theta: float) -> 
         )
     fields.used.add("rope_theta")
     if fields.has("rope_theta"):
-        thetas.append(("rope_theta", fields.number("rope_theta")))
-    for name, theta in thetas[1:]:
-        if theta != thetas[0][1]:
-            raise fields.error(f"{thetas[0][0]} is {thetas[0][1]} and {name} is {theta}; keep the one that is right")
-    return (thetas[0][1] if thetas else default_theta), (scalings[0] if scalings else None)
+        thetas.append((fields.said("rope_theta"), fields.number("rope_theta")))
+    if default_factor is not None and fields.has("partial_rotary_factor"):
+        factors.append((fields.said("partial_rotary_factor"), fields.number("partial_rotary_factor")))
+    theta, factor = _agreed(fields, thetas, default_theta), _agreed(fields, factors, default_factor or 1.0)
+    return theta, scalings[0] if scalings else None, factor
+
+
+def _agreed(fields: RawFields, stated: Sequence[tuple[str, float]], default: float) -> float:
+    """The one value that keys state, each by its name."""
+    for name, value in stated[1:]:
+        if value != stated[0][1]:
+            raise fields.error(f"{stated[0][0]} is {stated[0][1]} and {name} is {value}; keep the one that is right")
+    return stated[0][1] if stated else default
 
 
 def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]) -> None:
@@ -96,13 +130,18 @@ def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]
 
 
 def _parse(
-    fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int
-) -> tuple[float | None, RopeScaling | None]:
-    """The base of the frequencies (None: not stated here) and how they are stretched (None: not at all)."""
+    fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int, partial: bool
+) -> tuple[float | None, RopeScaling | None, float | None]:
+    """The base of the frequencies (None: not stated here), how they are stretched (None: not at all), and the share of
+    a head that is turned (None: not stated here, or the family turns whole heads)."""
     inner = RawFields({f"{key}.{name}": item for name, item in value.items()}, fields.where)
     rope_type = _rope_type(inner, key)
     theta = inner.number(f"{key}.rope_theta") if inner.has(f"{key}.rope_theta") else None
-    inner.only(f"{key}.partial_rotary_factor", (1, 1.0), "rotating only part of a head is not implemented")
+    name, factor = f"{key}.partial_rotary_factor", None
+    if not partial:
+        inner.only(name, (1, 1.0), "this family turns whole heads")
+    elif inner.has(name):
+        factor = inner.number(name)
     scaling: RopeScaling | None = None
     if rope_type == "linear":
         scaling = RopeScaling("linear", factor=inner.number(f"{key}.factor"))
@@ -117,7 +156,7 @@ def _parse(
             f"{', '.join(unused)} means nothing to RoPE of type {rope_type!r}"
             f"{'' if stated else ', which an object without a rope_type has'}; remove it, or correct the type"
         )
-    return theta, scaling
+    return theta, scaling, factor
 
 
 def _rope_type(inner: RawFields, key: str) -> str:

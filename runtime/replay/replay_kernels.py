@@ -65,12 +65,14 @@ def layer_normalization(call: Call) -> torch.Tensor:
 
 
 def rotary_embedding(call: Call) -> torch.Tensor:
-    """Turn pairs of a head's dimensions: halves, or neighbours where `interleaved`."""
+    """Turn pairs of a head's dimensions, of all or of the first `rotary_embedding_dim`: halves, or neighbours where
+    `interleaved`."""
     x, cos, sin, positions = call.need(0), call.need(1), call.need(2), call.given(3)
     call.same_type(0, 1, 2)
-    call.only(rotary_embedding_dim=0)
     if x.ndim != 4:
         raise call.refuse(f"an input of {x.ndim} axes is not implemented (only [B, heads, S, H])")
+    turned_dims = int(call.attribute("rotary_embedding_dim", 0)) or x.shape[-1]
+    x, rest = x[..., :turned_dims], x[..., turned_dims:]
     if positions is not None:
         _check_rows(call, positions, cos.shape[0])
         cos, sin = cos[positions], sin[positions]
@@ -78,9 +80,9 @@ def rotary_embedding(call: Call) -> torch.Tensor:
     if call.attribute("interleaved", 0):
         first, second = x[..., 0::2], x[..., 1::2]
         turned = torch.stack((cos * first - sin * second, sin * first + cos * second), dim=-1)
-        return turned.flatten(-2)
+        return torch.cat((turned.flatten(-2), rest), dim=-1)
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((cos * first - sin * second, sin * first + cos * second), dim=-1)
+    return torch.cat((cos * first - sin * second, sin * first + cos * second, rest), dim=-1)
 
 
 def _check_rows(call: Call, positions: torch.Tensor, rows: int) -> None:

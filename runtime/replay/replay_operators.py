@@ -191,6 +191,7 @@ OPERATORS: dict[str, Kernel] = {
     "Reciprocal": _unary(torch.reciprocal),
     "Reshape": _reshape,
     "Shape": _shape,
+    "Relu": _unary(torch.relu),
     "Sigmoid": _unary(torch.sigmoid),
     "Slice": _slice,
     "Sqrt": _unary(torch.sqrt),

@@ -26,7 +26,7 @@ ROWS = [[3, 1, 4, 1, 5, 9], [8, 7, 1], [50]]
 
 @pytest.mark.parametrize(
     ("model", "last_logits_only"),
-    [("everything", False), ("everything", True), ("norms after", False), ("scaled", False)],
+    [("everything", False), ("everything", True), ("norms after", False), ("scaled", False), ("parallel", False)],
 )
 def test_right_padded_rows_of_unequal_length(tmp_path: Path, model: str, last_logits_only: bool) -> None:
     """Logits after the prompts and after a step, of every row, against the row by itself."""

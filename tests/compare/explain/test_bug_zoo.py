@@ -109,7 +109,7 @@ def test_defect_of_the_last_slot_is_found_there(cages: Cages, tmp_path: Path, re
 
 def test_every_defect_of_the_catalogue_has_an_exhibit() -> None:
     """The thetas and epsilons of the lists are each one defect in several sizes."""
-    families = ("rope_theta_", "eps_")
+    families = ("rope_theta_", "eps_", "rope_dims_")
 
     def family(name: str) -> str:
         return next((prefix for prefix in families if name.startswith(prefix)), name)

@@ -63,10 +63,22 @@ def test_stories_is_built_audited_and_built_again(precision: Precision, stories:
     assert_alike(first, build(stories[precision], TARGETS), stories[precision])
 
 
-FAMILIES = {
+LAYER_NORM = {"norm": "layer_norm", "qk_norm": False, "sliding_window": None}
+FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3 with QK-norm": {"model_type": "qwen3", "qk_norm": True, "qkv_bias": False, "sliding_window": None},
     "qwen2 with biases": {"model_type": "qwen2", "qk_norm": False, "qkv_bias": True, "sliding_window": None},
     "mistral with a window": {"model_type": "mistral", "qk_norm": False, "qkv_bias": False},
+    "stablelm in parallel": {**LAYER_NORM, "norm_bias": True, "rotary_dim": 16, "residual": "parallel_one_norm"},
+    "cohere": {**LAYER_NORM, "residual": "parallel_one_norm", "rope_interleaved": True, "logits_multiplier": 0.5},
+    "olmo": {**LAYER_NORM, "norm_weight": False},
+    "nemotron": {
+        **LAYER_NORM,
+        "norm_bias": True,
+        "norm_gain_offset": True,
+        "gated_mlp": False,
+        "hidden_act": "relu2",
+        "rotary_dim": 32,
+    },
     "llama3-scaled RoPE": {
         "model_type": "llama",
         "qk_norm": False,
@@ -115,7 +127,7 @@ def test_every_family_is_built_and_audited(family: str, tmp_path: Path) -> None:
     assert (built.audit.cache_updates, built.audit.attention_layers) == (6, 3)
     config = read_manifest(tmp_path / "bundle").config
     assert built.audit.norm_statistics == {"float32": 3 * (len(config.layer_norms) + 2 * config.qk_norm) + 1}
-    assert built.audit.matrix_products == {"float16": 22}
+    assert built.audit.matrix_products == {"float16": 3 * (6 + config.gated_mlp) + 1}
     assert len(bytes(built.engine)) > built.audit.weight_bytes["float16"]
 
 
