@@ -191,3 +191,13 @@ def derived_head_dim(fields: RawFields, hidden_size: int, heads: int) -> int:
             "state it (head_dim in config.json, attention.key_length in GGUF)"
         )
     return hidden_size // heads
+
+
+def check_derived_width(fields: RawFields) -> None:
+    """Refuse a `head_dim` of a family without this key, of which transformers would make nothing or only RoPE's turn.
+
+    Raises UsageError.
+    """
+    hidden_size, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    why = f"this family's heads are {fields.said('hidden_size')} / {fields.said('num_attention_heads')} wide"
+    fields.only("head_dim", (None, hidden_size // heads), why)

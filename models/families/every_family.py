@@ -17,6 +17,7 @@ from blockexport.models.families.qwen2 import QWEN2
 from blockexport.models.families.qwen3 import QWEN3
 from blockexport.models.families.seed_oss import SEED_OSS
 from blockexport.models.families.smollm3 import SMOLLM3
+from blockexport.models.families.stablelm import STABLELM
 
 _ALL = (
     GEMMA,
@@ -33,6 +34,7 @@ _ALL = (
     QWEN3,
     SEED_OSS,
     SMOLLM3,
+    STABLELM,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
