@@ -10,6 +10,7 @@ from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
+from blockexport.models.families.nemotron import NEMOTRON
 from blockexport.models.families.olmo2 import OLMO2
 from blockexport.models.families.olmo3 import OLMO3
 from blockexport.models.families.phi3 import PHI3
@@ -27,6 +28,7 @@ _ALL = (
     LLAMA,
     MINISTRAL,
     MISTRAL,
+    NEMOTRON,
     OLMO2,
     OLMO3,
     PHI3,
