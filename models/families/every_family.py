@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockexport.models.families.cohere import COHERE
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
@@ -21,6 +22,7 @@ from blockexport.models.families.smollm3 import SMOLLM3
 from blockexport.models.families.stablelm import STABLELM
 
 _ALL = (
+    COHERE,
     GEMMA,
     GEMMA2,
     GEMMA3,
