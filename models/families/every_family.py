@@ -12,6 +12,7 @@ from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.nemotron import NEMOTRON
+from blockexport.models.families.olmo import OLMO
 from blockexport.models.families.olmo2 import OLMO2
 from blockexport.models.families.olmo3 import OLMO3
 from blockexport.models.families.phi3 import PHI3
@@ -31,6 +32,7 @@ _ALL = (
     MINISTRAL,
     MISTRAL,
     NEMOTRON,
+    OLMO,
     OLMO2,
     OLMO3,
     PHI3,
