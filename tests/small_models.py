@@ -209,7 +209,7 @@ def add_weights(
     for name, tensor in (stacked(weights) if writer.arch == "phi3" else weights).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads is not None and writer.arch in ("llama", "granite", "smollm3"):
+        if heads is not None and writer.arch in ("llama", "granite", "olmo", "smollm3"):
             values = neighbour_pairs(values, heads)
         if config.norm_gain_offset and name.endswith("norm.weight"):
             values = values + np.float32(1)

@@ -47,6 +47,9 @@ _YARN_MORE = {"attention_factor": 1.2, "beta_fast": 16.0, "beta_slow": 2.0, "tru
 WINDOW = 23  # of the families that have one
 
 
+_NO_EPS = {name: size for name, size in _SIZES.items() if name != "rms_norm_eps"}  # a family's own key has it
+_DERIVED = {name: size for name, size in _NO_EPS.items() if name != "head_dim"} | {"hidden_size": 96}  # D / N is H
+
 FAMILIES: Mapping[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_SIZES),
     "llama-linear": lambda: transformers.LlamaConfig(
@@ -102,6 +105,16 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         mlp_bias=True,
         pad_token_id=None,
     ),
+    "cohere": lambda: transformers.CohereConfig(**_NO_EPS, logit_scale=1.5, pad_token_id=None),
+    "nemotron": lambda: transformers.NemotronConfig(**_NO_EPS, norm_eps=1e-4, attention_bias=True, mlp_bias=True),
+    "olmo": lambda: transformers.OlmoConfig(**_DERIVED, pad_token_id=None),
+    "stablelm": lambda: transformers.StableLmConfig(**_DERIVED, layer_norm_eps=1e-4),
+    "stablelm-parallel": lambda: transformers.StableLmConfig(
+        **_DERIVED,
+        use_qkv_bias=True,
+        use_parallel_residual=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    ),
 }
 """A configuration of each family, and of each option of it that changes the mathematics."""
 
@@ -120,9 +133,10 @@ def make_model(family: str, *, tied: bool = False, seed: int = 0, windowed: bool
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     # A norm that multiplies by 1 + weight starts with zeros.
-    lowest = 0.25 - float(not model.model.norm.weight.any())
+    gain = getattr(model.model.norm, "weight", None)
+    lowest = 0.25 - float(gain is not None and not gain.any())
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if name.endswith("weight") and parameter.ndim == 1:
             parameter.copy_(torch.rand(parameter.shape, generator=generator) * 1.5 + lowest)
         else:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)

@@ -102,11 +102,16 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WINDOWLESS = ("llama", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
+WITH_LAYER_NORM = ("command-r", "nemotron", "olmo", "stablelm")
+WINDOWLESS = (
+    *("llama", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
+    *WITH_LAYER_NORM,
+)
 EVERY = (*WINDOWLESS, "gemma2", "gemma3")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
+    ("stablelm, parallel", nothing),
     ("llama", old_linear),
     ("qwen2", old_length),
     ("llama", factors),
@@ -137,12 +142,16 @@ REFUSED: list[tuple[str, Add, str]] = [
 ]
 
 
-FAMILY_OF = {"gemma3": "gemma3_text"}
+FAMILY_OF = {"command-r": "cohere", "gemma3": "gemma3_text"}
 
 
 def config_of(arch: str) -> ModelConfig:
     options: dict[str, dict[str, Any]] = {
         "smollm3": {"num_hidden_layers": 9, "layers_without_rope": (3, 7)},
+        "stablelm": {"rotary_dim": 6},
+        "nemotron": {"rotary_dim": 6, "hidden_act": "relu2"},
+        "command-r": {"logits_multiplier": 1.5, "tie_word_embeddings": True},
+        "stablelm, parallel": {"rotary_dim": 6, "residual": "parallel_one_norm", "qkv_bias": True},
         "gemma": {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
         "gemma2": {
             "hidden_act": "gelu_pytorch_tanh",
@@ -169,13 +178,14 @@ def config_of(arch: str) -> ModelConfig:
             "logits_multiplier": 2.0,
         },
     }
-    return small_config(FAMILY_OF.get(arch, arch), **{**SIZES, **options.get(arch, {})})
+    model_type = arch.partition(",")[0]
+    return small_config(FAMILY_OF.get(model_type, model_type), **{**SIZES, **options.get(arch, {})})
 
 
 def write(path: Path, arch: str, add: Add) -> Path:
     """A model of an architecture with a vocabulary that llama.cpp loads, and what `add` adds."""
     config = config_of(arch)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch.partition(",")[0])
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -183,7 +193,10 @@ def write(path: Path, arch: str, add: Add) -> Path:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    (writer.add_layer_norm_rms_eps if config.norm == "rms_norm" else writer.add_layer_norm_eps)(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.turned_dims)
+    if config.model_type == "cohere":
+        writer.add_logit_scale(config.logits_multiplier)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(TOKENS - 3))])
     writer.add_token_scores([0.0] * TOKENS)

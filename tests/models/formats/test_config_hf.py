@@ -12,10 +12,13 @@ import torch
 import transformers
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.nemotron.modeling_nemotron import NemotronRotaryEmbedding
+from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
 from blockexport.models.block.rope import inverse_frequencies
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.formats.config_hf import config_from_hf, read_hf_config
 from blockexport.models.strict_json import read_record
 from tests.support import shared_path
@@ -44,7 +47,12 @@ CLASSES: dict[str, Any] = {
     "phi3": partial(transformers.Phi3Config, pad_token_id=None),
     "seed_oss": partial(transformers.SeedOssConfig, pad_token_id=None),
     "smollm3": partial(transformers.SmolLM3Config, pad_token_id=None),
+    "stablelm": transformers.StableLmConfig,
+    "cohere": partial(transformers.CohereConfig, pad_token_id=None),
+    "nemotron": transformers.NemotronConfig,
+    "olmo": partial(transformers.OlmoConfig, pad_token_id=None),
 }
+ROTATIONS: dict[str, Any] = {"nemotron": NemotronRotaryEmbedding, "stablelm": StableLmRotaryEmbedding}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -108,6 +116,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "rope_theta": 5e5, "rms_norm_eps": 1e-6}),
+    ("cohere", {}),
+    ("cohere", {"logit_scale": 0.5, "layer_norm_eps": 1e-6, "attention_bias": True, "rope_theta": 1e4}),
+    ("nemotron", {}),
+    ("nemotron", {"norm_eps": 1e-6, "attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 0.25}),
+    ("olmo", {}),
+    ("olmo", {"attention_bias": True, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+    ("stablelm", {}),
+    ("stablelm", {"layer_norm_eps": 1e-6, "use_qkv_bias": True, "partial_rotary_factor": 0.5, "rope_theta": 1e6}),
+    ("stablelm", {"use_parallel_residual": True, "rope_scaling": {"type": "linear", "factor": 4.0}}),
     ("smollm3", {}),
     ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 10, "tie_word_embeddings": False}),
     ("smollm3", {"no_rope_layers": [1, 0, 0, 1, 1, 0], "attention_bias": True, "mlp_bias": True, "rope_theta": 1e6}),
@@ -139,9 +156,10 @@ def reference(model_type: str, changes: dict[str, Any]) -> Any:
 def test_equals_what_transformers_resolves(model_type: str, changes: dict[str, Any], form: Any) -> None:
     expected = reference(model_type, changes)
     config = config_from_hf(form(model_type, changes), "config.json")
+    keys = FAMILIES[model_type].keys
     for name in (*DIMENSIONS, "rms_norm_eps", "tie_word_embeddings", "bos_token_id"):
         if name != "num_key_value_heads" or changes.get(name, 0) is not None:
-            assert getattr(config, name) == getattr(expected, name), name
+            assert getattr(config, name) == getattr(expected, keys.get(name, name), 1e-5), name
     assert config.hidden_act == (getattr(expected, "hidden_activation", None) or expected.hidden_act)
     assert config.num_key_value_heads == expected.num_key_value_heads
     assert config.head_dim == (getattr(expected, "head_dim", None) or 48 // 6)
@@ -150,7 +168,7 @@ def test_equals_what_transformers_resolves(model_type: str, changes: dict[str, A
     assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
     wanted: dict[int | None, Any]
     if config.sliding_rope_theta is None:
-        theirs = LlamaRotaryEmbedding(expected)
+        theirs = ROTATIONS.get(model_type, LlamaRotaryEmbedding)(expected)
         wanted = {None: theirs.inv_freq}
         scaling = config.rope_scaling or RopeScaling("linear")
         assert scaling.attention_factor == pytest.approx(theirs.attention_scaling)
