@@ -15,6 +15,7 @@ from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import FAMILIES
 
 WRAPPERS: Mapping[str, str] = {
     "model": "transformers, around the decoder",
@@ -59,7 +60,10 @@ def in_hugging_face_names(stored: Mapping[str, TensorEntry], config: ModelConfig
     Raises:
         UsageError: two tensors would get the same name.
     """
-    names = _names(stored)
+    family = FAMILIES[config.model_type]
+    usual = {name: _usual_name(name, family.tensor_names) for name in stored}
+    spelled = _names(usual.values())
+    names = {name: spelled[new] for name, new in usual.items()}
     entries: dict[str, TensorEntry] = {}
     for name, entry in stored.items():
         new = names[name]
@@ -76,6 +80,15 @@ def in_hugging_face_names(stored: Mapping[str, TensorEntry], config: ModelConfig
         entries[EMBEDDING] = replace(head, name=EMBEDDING, stored_name=kept)
         notes.append(f"the table that embedding and head share is stored once, as {kept}")
     return Spelled(entries, tuple(notes))
+
+
+def _usual_name(name: str, tensor_names: Mapping[str, str]) -> str:
+    """A tensor of a layer by the module's name in other families."""
+    for own, usual in tensor_names.items():
+        front, found, part = name.rpartition(f".{own}.")
+        if found and "." not in part:
+            return f"{front}.{usual}.{part}"
+    return name
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:

@@ -89,6 +89,8 @@ class Family:
         qkv_bias: q, k and v always have biases, where no key says so.
         qk_norm: query and key heads are normed before RoPE.
         fused: projections that a checkpoint has stacked in one matrix, and their parts in order.
+        tensor_names: what its checkpoints call modules of a layer, and what other families call them. A bundle of such
+            a model has no `config.json`: transformers would look for its tensors by the former.
         written_as: the family as which a bundle's `config.json` describes a model, where the bundle's tensors are named
             like that one's; None: as itself.
         keys: what its files call keys that those of other families call otherwise.
@@ -128,6 +130,7 @@ class Family:
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tensor_names: Mapping[str, str] = field(default_factory=dict)
     written_as: str | None = None
     completed: Callable[[ModelConfig], ModelConfig] = lambda config: config
     ignored: Mapping[str, str] = field(default_factory=dict)

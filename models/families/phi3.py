@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from blockexport.models.config.config_fields import RawFields
-from blockexport.models.config.model_config import LayerType, ModelConfig
-from blockexport.models.families.family import Family, GgufForm, LayerOptions, Preset
-from blockexport.models.families.windows import stated_layer_types
-
-
-def _window_everywhere(fields: RawFields, layers: int) -> LayerOptions:
-    types = stated_layer_types(fields, layers)
-    window = fields.optional_integer("sliding_window")
-    expected: LayerType = "full_attention" if window is None else "sliding_attention"
-    if types is not None and types != (expected,) * layers:
-        told = fields.told("sliding_window", window)
-        raise fields.error(f"{told}, with which every phi3 layer is {expected}; correct it or layer_types")
-    return LayerOptions() if window is None else LayerOptions(window, (expected,) * layers)
-
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.families.family import Family, GgufForm, Preset
+from blockexport.models.families.windows import window_everywhere
 
 _PHI_4 = ModelConfig(
     model_type="phi3",
@@ -45,7 +33,7 @@ PHI3 = Family(
     rms_norm_eps=1e-5,
     bos_token_id=1,
     eos_token_ids=(32_000,),
-    read_layers=_window_everywhere,
+    read_layers=window_everywhere("phi3"),
     write_layers=lambda config: {},
     fused={"self_attn.qkv_proj": _QKV, "mlp.gate_up_proj": _GATE_UP},
     written_as="mistral",

@@ -60,6 +60,21 @@ def write_windows(config: ModelConfig) -> dict[str, Any]:
     return {"sliding_window": config.sliding_window, "layer_types": list(types)}
 
 
+def window_everywhere(model_type: str) -> Callable[[RawFields, int], LayerOptions]:
+    """`read_layers` of a family in which `sliding_window` is that of every layer."""
+
+    def read(fields: RawFields, layers: int) -> LayerOptions:
+        types = stated_layer_types(fields, layers)
+        window = fields.optional_integer("sliding_window")
+        expected: LayerType = "full_attention" if window is None else "sliding_attention"
+        if types is not None and types != (expected,) * layers:
+            told = fields.told("sliding_window", window)
+            raise fields.error(f"{told}, with which every {model_type} layer is {expected}; correct it or layer_types")
+        return LayerOptions() if window is None else LayerOptions(window, (expected,) * layers)
+
+    return read
+
+
 def windows_of_late_layers(fields: RawFields, layers: int) -> LayerOptions:
     """Where `layer_types` is absent, the layers from `max_window_layers` on have the window."""
     first = fields.integer("max_window_layers", _DEFAULT_FULL_LAYERS, minimum=0)

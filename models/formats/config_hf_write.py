@@ -22,11 +22,14 @@ _PARTIAL = "partial_rotary_factor"
 def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     """The JSON object that `config_from_hf` reads back as `config`, in the key names every transformers version knows.
 
-    None where Hugging Face has no words for it: the RoPE factors of a GGUF file, or biases in a family without them.
+    None where Hugging Face has no words for it: the RoPE factors of a GGUF file, biases in a family without them, or
+    tensors that the family calls otherwise than a bundle.
     """
     if config.rope_scaling is not None and config.rope_scaling.rope_type == "freq_factors":
         return None
     family = FAMILIES[config.model_type]
+    if family.tensor_names:
+        return None
     if family.written_as is not None:
         return config_to_hf(replace(config, model_type=family.written_as))
     biases = {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
