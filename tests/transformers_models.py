@@ -108,6 +108,10 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "cohere": lambda: transformers.CohereConfig(**_NO_EPS, logit_scale=1.5, pad_token_id=None),
     "nemotron": lambda: transformers.NemotronConfig(**_NO_EPS, norm_eps=1e-4, attention_bias=True, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**_DERIVED, pad_token_id=None),
+    "starcoder2": lambda: transformers.Starcoder2Config(**_NO_EPS, norm_epsilon=1e-4),
+    "starcoder2-window": lambda: transformers.Starcoder2Config(
+        **_NO_EPS, use_bias=False, sliding_window=WINDOW, hidden_act="gelu"
+    ),
     "stablelm": lambda: transformers.StableLmConfig(**_DERIVED, layer_norm_eps=1e-4),
     "stablelm-parallel": lambda: transformers.StableLmConfig(
         **_DERIVED,

@@ -61,7 +61,7 @@ def in_hugging_face_names(stored: Mapping[str, TensorEntry], config: ModelConfig
         UsageError: two tensors would get the same name.
     """
     family = FAMILIES[config.model_type]
-    usual = {name: _usual_name(name, family.tensor_names) for name in stored}
+    usual = {name: usual_name(name, family.tensor_names) for name in stored}
     spelled = _names(usual.values())
     names = {name: spelled[new] for name, new in usual.items()}
     entries: dict[str, TensorEntry] = {}
@@ -82,7 +82,7 @@ def in_hugging_face_names(stored: Mapping[str, TensorEntry], config: ModelConfig
     return Spelled(entries, tuple(notes))
 
 
-def _usual_name(name: str, tensor_names: Mapping[str, str]) -> str:
+def usual_name(name: str, tensor_names: Mapping[str, str]) -> str:
     """A tensor of a layer by the module's name in other families."""
     for own, usual in tensor_names.items():
         front, found, part = name.rpartition(f".{own}.")

@@ -21,6 +21,7 @@ from blockexport.models.families.qwen3 import QWEN3
 from blockexport.models.families.seed_oss import SEED_OSS
 from blockexport.models.families.smollm3 import SMOLLM3
 from blockexport.models.families.stablelm import STABLELM
+from blockexport.models.families.starcoder2 import STARCODER2
 
 _ALL = (
     COHERE,
@@ -41,6 +42,7 @@ _ALL = (
     SEED_OSS,
     SMOLLM3,
     STABLELM,
+    STARCODER2,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -102,7 +102,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WITH_LAYER_NORM = ("command-r", "nemotron", "olmo", "stablelm")
+WITH_LAYER_NORM = ("command-r", "nemotron", "olmo", "stablelm", "starcoder2")
 WINDOWLESS = (
     *("llama", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *WITH_LAYER_NORM,
@@ -149,6 +149,10 @@ def config_of(arch: str) -> ModelConfig:
     options: dict[str, dict[str, Any]] = {
         "smollm3": {"num_hidden_layers": 9, "layers_without_rope": (3, 7)},
         "stablelm": {"rotary_dim": 6},
+        "starcoder2": {
+            **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings"), True),
+            "hidden_act": "gelu_pytorch_tanh",
+        },
         "nemotron": {"rotary_dim": 6, "hidden_act": "relu2"},
         "command-r": {"logits_multiplier": 1.5, "tie_word_embeddings": True},
         "stablelm, parallel": {"rotary_dim": 6, "residual": "parallel_one_norm", "qkv_bias": True},

@@ -16,6 +16,7 @@ from transformers.models.nemotron.modeling_nemotron import NemotronRotaryEmbeddi
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
 from blockexport.models.block.rope import inverse_frequencies
+from blockexport.models.checkpoints.tensor_spellings import usual_name
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
@@ -48,6 +49,7 @@ CLASSES: dict[str, Any] = {
     "seed_oss": partial(transformers.SeedOssConfig, pad_token_id=None),
     "smollm3": partial(transformers.SmolLM3Config, pad_token_id=None),
     "stablelm": transformers.StableLmConfig,
+    "starcoder2": transformers.Starcoder2Config,
     "cohere": partial(transformers.CohereConfig, pad_token_id=None),
     "nemotron": transformers.NemotronConfig,
     "olmo": partial(transformers.OlmoConfig, pad_token_id=None),
@@ -123,6 +125,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("olmo", {}),
     ("olmo", {"attention_bias": True, "rope_scaling": {"type": "linear", "factor": 4.0}}),
     ("stablelm", {}),
+    ("starcoder2", {}),
+    ("starcoder2", {"use_bias": False, "sliding_window": 17, "norm_epsilon": 1e-6, "hidden_act": "gelu"}),
     ("stablelm", {"layer_norm_eps": 1e-6, "use_qkv_bias": True, "partial_rotary_factor": 0.5, "rope_theta": 1e6}),
     ("stablelm", {"use_parallel_residual": True, "rope_scaling": {"type": "linear", "factor": 4.0}}),
     ("smollm3", {}),
@@ -190,7 +194,7 @@ def test_windows_and_biases_are_those_of_the_model_transformers_builds(
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(expected)
     config = config_from_hf(old_form(model_type, changes), "config.json")
-    names = {name for name, _ in model.named_parameters()}
+    names = {usual_name(name, FAMILIES[model_type].tensor_names) for name, _ in model.named_parameters()}
     block = "model.layers.3."
     first = "qkv_proj" if model_type == "phi3" else "q_proj"
     assert config.qkv_bias == (f"{block}self_attn.{first}.bias" in names)
@@ -200,7 +204,7 @@ def test_windows_and_biases_are_those_of_the_model_transformers_builds(
     assert config.qk_norm == (f"{block}self_attn.k_norm.weight" in names)
     for number, layer in enumerate(model.model.layers):
         per_layer = getattr(layer.self_attn, "sliding_window", None)
-        window = expected.sliding_window if model_type in ("mistral", "phi3") else per_layer
+        window = expected.sliding_window if model_type in ("mistral", "phi3", "starcoder2") else per_layer
         assert config.window_of(number) == window, number
         assert config.has_rope(number) == bool(getattr(layer.self_attn, "use_rope", True)), number
 
