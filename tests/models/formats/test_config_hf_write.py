@@ -18,7 +18,7 @@ def test_every_preset_reads_back(name: str) -> None:
     config = PRESETS[name].config
     data = config_to_hf(config)
     assert data is not None
-    assert config_from_hf(data, name) == config
+    assert config_from_hf(data, name) == replace(config, model_type=data["model_type"])
 
 
 def test_a_mixed_window_model_reads_back_in_transformers() -> None:
