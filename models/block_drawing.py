@@ -81,7 +81,8 @@ def draw_block(config: ModelConfig, title: str, options: str, tokens: int) -> st
     same = [layer for layer in range(config.num_hidden_layers) if _kind(config, layer) == _kind(config, 0)]
     alike = "all alike" if len(same) == config.num_hidden_layers else f"{len(same)} of them like this one, the first"
     under = f"{config.num_hidden_layers} blocks, {alike}. B batch, S new tokens, M cache slots; at {tokens:,} tokens"
-    return draw_steps(block_operations(config, tokens), title, [*textwrap.wrap(options, 108), under])
+    whole = options.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}·\N{NO-BREAK SPACE}", " · ")
+    return draw_steps(block_operations(config, tokens), title, [*textwrap.wrap(whole, 108), under])
 
 
 def draw_steps(steps: Sequence[Operation], title: str, lines: Sequence[str]) -> str:
@@ -159,7 +160,7 @@ def _draw_part(sheet: _Sheet, steps: Sequence[Operation], normed: float | None) 
     bottom = sheet.y - _PITCH + _HEIGHT + 10
     left, where = _ASIDE + 46, f'y="{_number(top)}" height="{_number(bottom - top)}"'
     sheet.panels.append(f'<rect class="panel" x="{left}" width="{_WIDTH - 14 - left}" {where} rx="10"/>')
-    sheet.text(_WIDTH - 26, top + 20, f"{_TITLES[part]}  {_count(sum(s.parameters for s in steps))}", "part", "end")
+    sheet.text(_WIDTH - 26, bottom - 12, f"{_TITLES[part]}  {_count(sum(s.parameters for s in steps))}", "part", "end")
     return first
 
 
