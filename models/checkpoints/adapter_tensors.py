@@ -7,6 +7,7 @@ peft calls them by the module they belong to, behind `base_model.model.`: `lora_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ ADAPTER_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 _PICKLED = "adapter_model.bin"
 _BASE_LAYER = ".base_layer."
+_STACKED = re.compile(r"\.(qkv_proj|gate_up_proj|query_key_value|c_attn|Wqkv)\.lora_")
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,10 @@ class _Finder:
         lacks = f"lacks {_listed(self._missing)}, which {self._config.where} calls for" if self._missing else ""
         holds = f"holds {_listed(list(self._left))}, which it does not call for" if self._left else ""
         said = f"{self._path} {' and '.join(part for part in (lacks, holds) if part)}"
+        if any(map(_STACKED.search, self._left)):
+            return (
+                f"{said}. These are projections that peft sees stacked in one and that are apart here: merge with peft"
+            )
         return (
             f"{said}. The adapter is of another model{self._of_base()}, or its files do not belong together: download "
             "it again, or name the model that it was trained on"

@@ -119,6 +119,11 @@ WRONG: dict[str, tuple[Weights, dict[str, Any], list[str]]] = {
         {},
         ["holds the tensor", f"{QUERY}.lora_magnitude_vector"],
     ),
+    "stacked projections": (
+        {f"{PREFIX}model.layers.0.self_attn.qkv_proj.lora_A.weight": torch.ones(4, 48)},
+        {"target_modules": ["qkv_proj"]},
+        ["holds the tensor", "qkv_proj.lora_A.weight", "stacked in one"],
+    ),
     "another rank": (TENSORS, {"r": 3}, ["down_proj.lora_A.weight", "has shape [4, 80]", "[3, 80]", "rank_pattern"]),
     "another width": (
         {**TENSORS, f"{PREFIX}{QUERY}.lora_A.weight": torch.ones(4, 50)},
