@@ -42,7 +42,8 @@ def _gemma2(chance: random.Random, layers: int) -> Options:
 def _gemma3(chance: random.Random, layers: int) -> Options:
     scaling = chance.choice((None, RopeScaling("linear", factor=8.0)))
     local = chance.choice((300.0, 10_000.0))
-    return {**_gemma2(chance, layers), "qk_norm": True, "rope_scaling": scaling, "sliding_rope_theta": local}
+    more = {"qk_norm": True, "rope_scaling": scaling, "sliding_rope_theta": local, "attn_logit_softcapping": None}
+    return {**_gemma2(chance, layers), **more}
 
 
 def _granite(chance: random.Random, layers: int) -> Options:

@@ -82,6 +82,7 @@ class Family:
         rms_norm_eps: added to the mean of squares.
         rope_theta: RoPE's base.
         sliding_rope_theta: that of the sliding layers, in a family that has one of its own for them.
+        sliding_rope_key: where a config states it beside `rope_theta`; None where it cannot.
         tie_word_embeddings: embedding and head are one table.
         bos_token_id: None where it has none.
         eos_token_ids: tokens that end a text.
@@ -117,6 +118,7 @@ class Family:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     sliding_rope_theta: float | None = None
+    sliding_rope_key: str | None = None
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

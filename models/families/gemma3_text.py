@@ -27,10 +27,10 @@ def _read_layers(fields: RawFields, layers: int) -> LayerOptions:
 
 
 def _read_options(fields: RawFields) -> Options:
+    fields.only("attn_logit_softcapping", (None,), "transformers has the key and caps no score in this family")
     return {
         **causal_only(fields),
         "query_scale": fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        "attn_logit_softcapping": stated_cap(fields, "attn_logit_softcapping", None),
         "final_logit_softcapping": stated_cap(fields, "final_logit_softcapping", None),
     }
 
@@ -38,7 +38,6 @@ def _read_options(fields: RawFields) -> Options:
 def _write_options(config: ModelConfig) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": whole_scalar(config),
-        "attn_logit_softcapping": config.attn_logit_softcapping,
         "final_logit_softcapping": config.final_logit_softcapping,
         "rope_local_base_freq": config.sliding_rope_theta,
     }
@@ -94,6 +93,7 @@ GEMMA3 = Family(
     head_dim=256,
     rope_theta=1_000_000.0,
     sliding_rope_theta=_LOCAL_BASE,
+    sliding_rope_key="rope_local_base_freq",
     tie_word_embeddings=True,
     bos_token_id=2,
     eos_token_ids=(1,),

@@ -33,17 +33,18 @@ def read_rope(fields: RawFields, max_position: int, family: Family, head_dim: in
         default = family.partial_rotary_factor
         theta, scaling, factor = rope_from_hf(fields, max_position, family.rope_theta, default)
         return Rope(theta, scaling, rotary_dim=_rotary_dim(fields, head_dim, factor))
-    return _rope_by_layer_type(fields, max_position, family.rope_theta, family.sliding_rope_theta)
+    return _rope_by_layer_type(fields, max_position, family, family.sliding_rope_theta)
 
 
-def _rope_by_layer_type(fields: RawFields, max_position: int, theta: float, local_theta: float) -> Rope:
-    """In the old form `rope_theta`, `rope_scaling` and `rope_local_base_freq`; in the new one `rope_parameters` has an
-    object for each type of layer."""
+def _rope_by_layer_type(fields: RawFields, max_position: int, family: Family, local_theta: float) -> Rope:
+    """In the old form `rope_theta`, `rope_scaling` and a key for the sliding layers' base; in the new one
+    `rope_parameters` has an object for each type of layer."""
+    theta, local_key = family.rope_theta, family.sliding_rope_key
     stated = fields.get("rope_parameters")
     if stated is None:
-        local = fields.number("rope_local_base_freq", local_theta)
+        local = local_theta if local_key is None else fields.number(local_key, local_theta)
         return Rope(*rope_from_hf(fields, max_position, theta)[:2], local)
-    if old := [key for key in ("rope_theta", "rope_scaling", "rope_local_base_freq") if fields.get(key) is not None]:
+    if old := [key for key in ("rope_theta", "rope_scaling", local_key) if key and fields.get(key) is not None]:
         raise fields.error(f"there are both rope_parameters and {', '.join(old)}; keep the form that is right")
     if not isinstance(stated, Mapping) or set(stated) - set(LAYER_TYPES):
         wanted = " and ".join(LAYER_TYPES)
