@@ -65,6 +65,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         **_SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED
     ),
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES),
+    "ernie4_5": lambda: transformers.Ernie4_5Config(**_SIZES, use_bias=True),
     "gemma": lambda: transformers.GemmaConfig(**_SIZES, pad_token_id=None),
     "gemma2": lambda: transformers.Gemma2Config(**_GEMMA2, sliding_window=WINDOW),
     "gemma3": lambda: transformers.Gemma3TextConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockexport.models.families.cohere import COHERE
+from blockexport.models.families.ernie4_5 import ERNIE4_5
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
@@ -25,6 +26,7 @@ from blockexport.models.families.starcoder2 import STARCODER2
 
 _ALL = (
     COHERE,
+    ERNIE4_5,
     GEMMA,
     GEMMA2,
     GEMMA3,

@@ -104,7 +104,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
 
 WITH_LAYER_NORM = ("command-r", "nemotron", "olmo", "stablelm", "starcoder2")
 WINDOWLESS = (
-    *("llama", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
+    *("llama", "ernie4_5", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *WITH_LAYER_NORM,
 )
 EVERY = (*WINDOWLESS, "gemma2", "gemma3")
