@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from blockexport.export.bundle.manifest import combined_digest, sha256_of
 from blockexport.models.checkpoints.adapter_tensors import ADAPTER_FILE
 from blockexport.models.checkpoints.checkpoint import Checkpoint
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.formats.adapter_config import ADAPTER_CONFIG
 
 
@@ -21,10 +24,16 @@ def source_digest(checkpoint: Checkpoint, known: Mapping[Path, str] | None = Non
         known: sha256 of weight files that were already read, so that they need not be read again.
     """
     known, checkpoint = known or {}, checkpoint.base
-    config = hashlib.sha256(json.dumps(checkpoint.config.to_json(), sort_keys=True).encode()).hexdigest()
+    config = hashlib.sha256(json.dumps(_stated(checkpoint.config), sort_keys=True).encode()).hexdigest()
     seed = "" if checkpoint.source.seed is None else str(checkpoint.source.seed)
     files = [known.get(path) or sha256_of(path) for path in checkpoint.source.files]
     return combined_digest([config, seed, *files])
+
+
+def _stated(config: ModelConfig) -> dict[str, Any]:
+    """A config without what is left at its default: an option that a later version brings changes no digest."""
+    defaults = {one.name: one.default for one in fields(config)}
+    return {name: value for name, value in config.to_json().items() if value != defaults[name]}
 
 
 def adapter_digest(folder: Path) -> str:

@@ -1,0 +1,35 @@
+"""What a checkpoint's digest depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from blockexport.export.bundle.source_digest import source_digest
+from blockexport.models.config.model_config import ModelConfig
+from tests.exported import EVERYTHING, gainful
+
+
+@dataclass(frozen=True)
+class Later(ModelConfig):
+    """The config of a version that knows one option more."""
+
+    another_option: float = 1.0
+
+
+def later(another_option: float = 1.0) -> Later:
+    known: dict[str, Any] = {one.name: getattr(EVERYTHING, one.name) for one in fields(EVERYTHING)}
+    return Later(**known, another_option=another_option)
+
+
+def test_an_option_that_a_later_version_brings_changes_no_digest() -> None:
+    now = source_digest(gainful(EVERYTHING))
+    assert source_digest(gainful(later())) == now
+    assert source_digest(gainful(later(another_option=2.0))) != now
+
+
+def test_every_option_and_the_seed_count() -> None:
+    now = source_digest(gainful(EVERYTHING))
+    assert source_digest(gainful(EVERYTHING, seed=6)) != now
+    assert source_digest(gainful(replace(EVERYTHING, rms_norm_eps=1e-6))) != now
+    assert source_digest(gainful(replace(EVERYTHING, sliding_window=None))) != now
