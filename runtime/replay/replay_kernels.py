@@ -72,6 +72,9 @@ def rotary_embedding(call: Call) -> torch.Tensor:
     if x.ndim != 4:
         raise call.refuse(f"an input of {x.ndim} axes is not implemented (only [B, heads, S, H])")
     turned_dims = int(call.attribute("rotary_embedding_dim", 0)) or x.shape[-1]
+    if turned_dims != 2 * cos.shape[-1]:
+        said = f"rotary_embedding_dim={turned_dims}"
+        raise call.refuse(f"{said} asks for a table of {turned_dims // 2} pairs, and it has {cos.shape[-1]}")
     x, rest = x[..., :turned_dims], x[..., turned_dims:]
     if positions is not None:
         _check_rows(call, positions, cos.shape[0])
