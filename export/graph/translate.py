@@ -99,9 +99,9 @@ class Stamp:
         return self.builder.constant(list(values), ir.DataType.INT64)
 
     def ones(self, size: int) -> ir.Value:
-        """A float32 vector of ones, kept in the graph file."""
-        name = f"ones_{size}"
-        return self.builder.initializer(ir.tensor(np.ones(size, np.float32), name=name), name)
+        """A float32 vector of ones: made of a scalar, as a vector that is stored is a weight."""
+        one = self.builder.constant(1.0, ir.DataType.FLOAT)
+        return self.builder.node("Expand", [one, self.ints([size])], f"ones_{size}")
 
     def is_fixed(self, size: Any) -> bool:
         """Whether a size is the same in every run: a number that stands for no other."""
