@@ -84,7 +84,7 @@ def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -
 
     caches = [v for v in (*graph.inputs, *graph.outputs) if str(v.name).startswith(("past_key_values.", "present."))]
     rows = [
-        TypeRow("weights", _count(_weight_types(graph)), own),
+        TypeRow("weights", _count(_weight_types(graph, types)), own),
         TypeRow("residual stream", _count(types[name] for name in sites.streams if name in types), own),
         TypeRow("norm inputs and outputs", of(v for n in norms for v in _around(n)), own),
         TypeRow("norm statistics", _count(_statistics(graph, types)), single),
@@ -134,17 +134,21 @@ def _nodes(graph: ir.Graph, op_type: str) -> list[ir.Node]:
     return [node for node in graph if node.op_type == op_type]
 
 
-def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType]:
-    """Matrices and gains: what the products, the lookup and the norms read from the file."""
+def _weight_types(graph: ir.Graph, types: dict[str, ir.DataType]) -> Iterator[ir.DataType]:
+    """Matrices and gains: what the products, the lookup and the norms read, from the file or of its codes."""
     seen = set()
     for node in graph:
         places = {"Gemm": (1, 2), "MatMul": (1,), **NORMS, "Gather": (0,)}.get(node.op_type, ())
         for value in (node.inputs[i] for i in places if i < len(node.inputs)):
             # Scales of codes may have another type: they are cast.
-            plain = value is not None and value.is_initializer() and not str(value.name).endswith(SCALES)
-            if value is not None and plain and value.dtype in _FLOATS and value.name not in seen:
+            if value is None or str(value.name).endswith(SCALES) or value.name in seen:
+                continue
+            maker = value.producer()
+            stored = value.is_initializer() or (maker is not None and maker.op_type == "DequantizeLinear")
+            kind = types.get(str(value.name), ir.DataType.UNDEFINED)
+            if stored and kind in _FLOATS:
                 seen.add(value.name)
-                yield value.dtype
+                yield kind
 
 
 def _around(norm: ir.Node) -> tuple[ir.Value | None, ir.Value]:

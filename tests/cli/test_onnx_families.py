@@ -44,6 +44,33 @@ def test_the_file_passes_and_equals_transformers(
         torch.testing.assert_close(logits_B1V[row, 0], theirs(whole).logits[0, -1], rtol=1e-4, atol=1e-4)
 
 
+SAMPLED_IN_INT4 = ("olmo", "gemma2", "phi3", "cohere", "starcoder2")
+"""No gains; norms around the sublayers; tensors taken apart on load; one norm for two sublayers; no gate."""
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in SAMPLED_IN_INT4 else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES]
+)
+def test_the_file_in_int4_passes(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tied = list(FAMILIES).index(family) % 2 == 0
+    save_model(make_model(family, tied=tied), tmp_path / "model")
+    command = [
+        "onnx",
+        str(tmp_path / "model"),
+        "-o",
+        str(tmp_path / "bundle"),
+        "-M",
+        "90",
+        "--quantize",
+        "int4",
+        "--json",
+    ]
+    code = main(command)
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert {check["name"]: check["message"] for check in report["checks"] if check["verdict"] != "pass"} == {}
+    assert code == 0
+
+
 @pytest.mark.parametrize(
     "exhibit",
     [
