@@ -26,8 +26,9 @@ class Bounds:
 
     @property
     def wall_seconds(self) -> int:
-        """After which it is ended on a machine however busy."""
-        return 20 + 5 * self.cpu_seconds
+        """After which it is ended on a machine however busy: long, for processor time is what a stranger can spend, and
+        a process that was suspended for a while is none of theirs."""
+        return 120 + 5 * self.cpu_seconds
 
 
 class OutOfBounds(BlockexportError):
