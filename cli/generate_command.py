@@ -113,7 +113,7 @@ def _read_prompt(prompt: str) -> str:
     """The prompt, or stdin without its last newline for `-`.
 
     Raises:
-        UsageError: it is empty, is not UTF-8, or cannot be read.
+        UsageError: nothing came from stdin, it is not UTF-8, or cannot be read.
     """
     from blockexport.models.regular_file import is_text
 
@@ -125,14 +125,12 @@ def _read_prompt(prompt: str) -> str:
             text = prompt if is_text(prompt) else os.fsencode(prompt).decode("utf-8")
     except UnicodeError as error:
         raise UsageError(f"the prompt is not UTF-8 ({error}): convert it first, with iconv for instance") from error
-    if text:
-        return text
-    if prompt == "-":
+    if prompt == "-" and not text:
         raise UsageError(
             "PROMPT is -, and nothing came from stdin: pipe the prompt in (`... | blockexport generate BUNDLE -`), or "
             "give it as an argument"
         )
-    raise UsageError("PROMPT is empty: give the text that is to be answered, or - to read it from stdin")
+    return text  # an empty argument asks for what follows the beginning of a text
 
 
 def _read_stdin() -> bytes:

@@ -170,8 +170,6 @@ def test_spaces_alone_are_a_prompt(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([""], ["PROMPT is empty: give the text"]),
-        (["", "--raw"], ["PROMPT is empty: give the text"]),
         (["word " * 100], ["the cache 64 slots", "max_sequence_length (-M) from"]),
         (
             ["word " * 400],

@@ -102,7 +102,6 @@ Arguments read_arguments(int argc, char** argv) {
     }
   }
   if (made.bundle.empty()) throw blockexport::Error("usage: chat BUNDLE [PROMPT]");
-  if (made.has_prompt && made.prompt.empty()) throw blockexport::Error("the prompt is empty: write something");
   return made;
 }
 
