@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.regular_file import open_regular
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +46,8 @@ class MergedWeights:
 
     def __init__(self, base: Checkpoint, folder: Path) -> None:
         self._base = base
-        self._config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        with open_regular(folder / "adapter_config.json") as config:
+            self._config: dict[str, Any] = json.load(config)
         file: Any = safe_open(folder / "adapter_model.safetensors", framework="pt")
         self._file = file
         self._names: frozenset[str] = frozenset(file.keys())

@@ -58,8 +58,8 @@ def growth(context: CheckContext) -> Outcome:
 
 def _calls(boundaries: Sequence[int]) -> list[range]:
     """Up to each boundary a chunk; across it single steps and a chunk in turn."""
-    steps = [p for i, slots in enumerate(boundaries) for p in ((slots - 1, slots) if i % 2 == 0 else (slots + 1,))]
-    return stepped([], steps)
+    steps = {p for i, slots in enumerate(boundaries) for p in ((slots - 1, slots) if i % 2 == 0 else (slots + 1,))}
+    return stepped([], sorted(steps))
 
 
 @torch.inference_mode()

@@ -91,7 +91,6 @@ def cases() -> list[Case]:
         _case("generate IN/bundle-surrogate hello --raw -n 2", words="half of a character"),
         _case("generate IN/bundle - --raw", words="more than 16777216 bytes", stdin="/dev/zero"),
         _case("generate IN/bundle \udcff", words="not UTF-8"),
-        _case("generate IN/bundle ", words="PROMPT is empty"),
         _case("generate IN/bundle -", words="nothing came from stdin"),
         _case("generate hello IN/bundle", words="comes before the prompt"),
         _case("generate IN/value-top_p=word hello", words="not a bundle, but a model"),

@@ -224,6 +224,7 @@ def test_eager_as_a_backend(made: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert compare(made / "bundle", "--backend", "eager", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["skipped"] == [
+        {"name": "growth", "reason": "all slots are there from the start"},
         {"name": "parameters", "reason": "this backend runs no file of the bundle"},
         {"name": "types", "reason": "this backend runs no ONNX graph"},
         {"name": "constants", "reason": "this backend runs no ONNX graph"},

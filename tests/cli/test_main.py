@@ -71,7 +71,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'rich', 'safetensors', 'gguf', 'tokenizers'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))\nsys.exit(code)"
     )
-    light = ("cli", *(f"cli.{name}" for name in ("command_line", "completion", "console", "main")))
+    light = ("cli", *(f"cli.{name}" for name in ("command_line", "completion", "console", "interrupts", "main")))
     light += ("models", *(f"models.{name}" for name in ("errors", "exit_codes", "wording")))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

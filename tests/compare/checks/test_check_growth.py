@@ -109,6 +109,9 @@ def test_a_buffer_that_is_not_bound_again_is_seen_in_the_outputs(bundle: Path, m
 def test_what_does_not_grow_is_not_asked(bundle: Path, tmp_path: Path) -> None:
     skipped = dict(judge_bundle(bundle, backend="replay", made_of=gainful(EVERYTHING)).report.skipped)
     assert skipped["growth"] == "all slots are there from the start"
+    export(gainful(EVERYTHING), tmp_path / "tiny", Precision.FP32, 10)  # it begins with one slot
+    tiny = judged(tmp_path / "tiny")
+    assert tiny.verdict is Verdict.PASS and "grows at 1, 2, 4 and 8 slots" in tiny.message
     export(gainful(EVERYTHING), tmp_path / "small", Precision.FP32, 5)
     skipped = dict(judge_bundle(tmp_path / "small", made_of=gainful(EVERYTHING)).report.skipped)
     assert skipped["growth"] == "the cache is too small to double three times"
