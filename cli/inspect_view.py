@@ -156,7 +156,8 @@ def _block(config: ModelConfig, description: dict[str, Any]) -> Table:
             numbers = [f"{operation[key]:,}" if operation[key] else "" for key in ("parameters", "flops")]
             table.add_row(operation["name"], shape, *numbers)
         sums = [f"{sum(operation[key] for operation in own):,}" for key in ("parameters", "flops")]
-        table.add_row(f"{_PARTS[part]} with its norm", "", *sums, style="bold", end_section=True)
+        normed = " with its norm" if any(operation["name"].endswith("norm") for operation in own) else ""
+        table.add_row(f"{_PARTS[part]}{normed}", "", *sums, style="bold", end_section=True)
     return table
 
 

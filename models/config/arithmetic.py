@@ -117,7 +117,8 @@ def _attention_operations(config: ModelConfig, visible: int, has_rope: bool) -> 
         Operation("attention", "mix of v", ("B", heads, "S", head_dim), flops=mixing),
         Operation("attention", "o_proj", ("B", "S", hidden), output, 2 * output),
         *_norm(config, "attention_out"),
-        Operation("attention", "+ residual", ("B", "S", hidden)),
+        # Side by side with the MLP it is added when that is.
+        *([Operation("attention", "+ residual", ("B", "S", hidden))] if config.residual == "serial" else []),
     ]
 
 

@@ -124,6 +124,14 @@ def test_a_layer_without_rope_has_no_step_for_it() -> None:
     assert [o for o in still if o not in turning] == []
 
 
+def test_parallel_sublayers_are_added_together() -> None:
+    def sums(config: ModelConfig) -> list[str]:
+        return [step.part for step in arithmetic.block_operations(config, 50) if step.name == "+ residual"]
+
+    assert sums(TINY) == ["attention", "mlp"]
+    assert sums(replace(TINY, residual="parallel")) == sums(replace(TINY, residual="parallel_one_norm")) == ["mlp"]
+
+
 def test_the_cache_is_what_empty_cache_makes() -> None:
     cache = empty_cache(TINY, 3, 40, torch.float16)
     assert arithmetic.cache_bytes(TINY, 2, tokens=40, batch_size=3) == sum(c.numel() * c.itemsize for c in cache)
