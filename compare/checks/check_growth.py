@@ -13,6 +13,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.immovable import same_bits
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.position_plan import stepped
+from blockexport.compare.core.slots import cache_tensors
 from blockexport.models.wording import plural
 from blockexport.runtime.decoder import Decoder
 
@@ -69,11 +70,11 @@ def _moved(decoder: Decoder, boundaries: Sequence[int]) -> str:
     decoder.reset(ROWS)
     for slots in boundaries:
         decoder.make_room(slots)
-        for tensor in _held(decoder).values():
+        for _, tensor in cache_tensors(decoder, held=True):
             tensor.copy_(torch.randn(tensor.shape, generator=random))
-        before = {name: tensor.clone() for name, tensor in _held(decoder).items()}
+        before = {name: tensor.clone() for name, tensor in cache_tensors(decoder, held=True)}
         decoder.make_room(slots + 1)
-        for name, after_BKMH in _held(decoder).items():
+        for name, after_BKMH in cache_tensors(decoder, held=True):
             old_BKMH, held = before[name], before[name].shape[2]
             if after_BKMH.shape[2] <= held:
                 return f"a cache of {held} slots has {after_BKMH.shape[2]} when it should have grown"
@@ -88,11 +89,3 @@ def _moved(decoder: Decoder, boundaries: Sequence[int]) -> str:
             if after_BKMH[:, :, held:].count_nonzero():
                 return f"growing from {held} slots adds slots to the {name} that do not hold zeros"
     return ""
-
-
-def _held(decoder: Decoder) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for layer in range(decoder.config.num_hidden_layers):
-        key_BKMH, value_BKMH = decoder.held(layer)
-        tensors |= {f"keys of layer {layer}": key_BKMH, f"values of layer {layer}": value_BKMH}
-    return tensors

@@ -26,10 +26,11 @@ class Mark:
         return ((1 - 2 * odd_KH) * size).to(tensor)[None, :, None, :]
 
 
-def cache_tensors(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every cache tensor [B, K, M, H] with its name for people, in the order of `io_names.past_names`."""
+def cache_tensors(decoder: Decoder, *, held: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every cache tensor [B, K, M, H] with its name for people, in the order of `io_names.past_names`; `held` gives
+    those of a cache that grows with the slots that there are now."""
     for layer in range(decoder.config.num_hidden_layers):
-        key_BKMH, value_BKMH = decoder.cache(layer)
+        key_BKMH, value_BKMH = decoder.held(layer) if held else decoder.cache(layer)
         yield f"keys of layer {layer}", key_BKMH
         yield f"values of layer {layer}", value_BKMH
 

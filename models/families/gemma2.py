@@ -74,12 +74,14 @@ def _gguf_options(fields: RawFields, layers: int) -> Options:
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
-def _completed(config: ModelConfig) -> ModelConfig:
+def completed_around(config: ModelConfig) -> ModelConfig:
+    """What all Gemmas from the second on have: norms before and after each sublayer, and a scale only where it is not
+    the usual one."""
     usual = config.query_scale is not None and math.isclose(config.query_scale, config.head_dim**-0.5)
     return replace(completed(config), norm_placement="both", query_scale=None if usual else config.query_scale)
 
 
-_GEMMA_2_2B = _completed(
+_GEMMA_2_2B = completed_around(
     ModelConfig(
         model_type="gemma2",
         vocab_size=256_000,
@@ -120,7 +122,7 @@ GEMMA2 = Family(
     act_key="hidden_activation",
     read_options=_read_options,
     write_options=_write_options,
-    completed=_completed,
+    completed=completed_around,
     ignored={
         "hidden_act": "transformers reads hidden_activation; the published files have both",
         "cache_implementation": "which cache transformers would keep; this project brings its own",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Any
 
 from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import LAYER_TYPES, LayerType, ModelConfig
 from blockexport.models.families.activations import stated_act
 from blockexport.models.families.family import Family, GgufForm, LayerOptions, Options, Preset
-from blockexport.models.families.gemma import causal_only, completed
-from blockexport.models.families.gemma2 import large_model_scale, stated_cap, whole_scalar
+from blockexport.models.families.gemma import causal_only
+from blockexport.models.families.gemma2 import completed_around, large_model_scale, stated_cap, whole_scalar
 from blockexport.models.families.windows import windows_or, write_windows
 
 _WINDOW, _PATTERN, _LOCAL_BASE = 4096, 6, 10_000.0
@@ -54,13 +52,7 @@ def _gguf_options(fields: RawFields, layers: int) -> Options:
     }
 
 
-def _completed(config: ModelConfig) -> ModelConfig:
-    usual = config.query_scale is not None and math.isclose(config.query_scale, config.head_dim**-0.5)
-    scale = None if usual else config.query_scale
-    return replace(completed(config), norm_placement="both", query_scale=scale)
-
-
-_GEMMA_3_1B = _completed(
+_GEMMA_3_1B = completed_around(
     ModelConfig(
         model_type="gemma3_text",
         vocab_size=262_144,
@@ -105,7 +97,7 @@ GEMMA3 = Family(
     act_key="hidden_activation",
     read_options=_read_options,
     write_options=_write_options,
-    completed=_completed,
+    completed=completed_around,
     ignored={
         "hidden_act": "transformers reads hidden_activation; some published files have both",
         "_sliding_window_pattern": "what transformers made layer_types of; it does not read it back",
