@@ -166,6 +166,7 @@ def test_every_pinned_version_is_allowed_by_its_range() -> None:
         *SETTINGS["project"]["dependencies"],
         *extras["cpu"],
         *extras["rtx"],
+        *extras["serve"],
         *extras["test"],
         *extras["docs"],
     ]:
