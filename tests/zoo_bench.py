@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.config.model_config import ModelConfig
 
 Names = str | ir.Value | None
+Spoil = Callable[["Bench"], None]
+HALF = int(ir.DataType.FLOAT16)
 
 
 class Bench:
@@ -140,6 +142,16 @@ class Bench:
         self.graph.sort()
         ir.save(self.model, folder / ONNX_FILE)
         return folder
+
+
+def attribute(op_type: str, name: str, value: int | float, *, everywhere: bool = False) -> Spoil:
+    """Set an attribute of all nodes of a type."""
+
+    def spoil(bench: Bench) -> None:
+        for node in bench.nodes(op_type, everywhere=everywhere):
+            node.attributes[name] = ir.AttrInt64(name, value) if isinstance(value, int) else ir.AttrFloat32(name, value)
+
+    return spoil
 
 
 def _ancestors(value: ir.Value) -> list[ir.Node]:

@@ -24,7 +24,8 @@ from blockexport.runtime.onnx_decoder import OnnxDecoder, failed_node
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
 from tests.zoo_bench import Bench
-from tests.zoo_edits import decode_position, gelu
+from tests.zoo_edits_block import gelu
+from tests.zoo_edits_position import decode_position
 
 CONFIG = small_config("qwen3")
 

@@ -13,7 +13,7 @@ from blockexport.cli.main import main
 from blockexport.export import onnx_export
 from tests.small_models import small_config, small_weights, write_folder
 from tests.zoo_bench import Bench
-from tests.zoo_edits import gelu
+from tests.zoo_edits_block import gelu
 
 CONFIG = small_config("qwen3")
 

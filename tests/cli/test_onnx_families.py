@@ -14,7 +14,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
 from tests.transformers_models import FAMILIES, make_model, save_model, some_ids
 from tests.zoo import Exhibit
-from tests.zoo_edits import rope_everywhere, rope_missing
+from tests.zoo_edits_position import rope_everywhere, rope_missing
 from tests.zoo_judge import Record, build_cage, judge_exhibit
 
 

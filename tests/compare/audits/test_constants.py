@@ -25,8 +25,9 @@ from tests.any_model import draw
 from tests.compare.static_judge import figures_of, judged, spoilt
 from tests.exported import EVERYTHING, export, gainful
 from tests.stored_codes import Change
-from tests.zoo_bench import Bench
-from tests.zoo_edits import attribute, norm_half, rope_backwards, rope_missing, table
+from tests.zoo_bench import Bench, attribute
+from tests.zoo_edits_block import norm_half
+from tests.zoo_edits_position import rope_backwards, rope_missing, table
 
 CHECKPOINT = gainful(EVERYTHING)
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(8, 40))]

@@ -20,7 +20,7 @@ from tests.compare.judged import judge
 from tests.compare.static_judge import figures_of
 from tests.exported import EVERYTHING, export, random_model
 from tests.zoo_bench import Bench
-from tests.zoo_edits import norm_half
+from tests.zoo_edits_block import norm_half
 
 LAYERS = EVERYTHING.num_hidden_layers
 

@@ -15,7 +15,7 @@ from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 from tests.conftest import TABLE
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import EXHIBITS, Exhibit, models
-from tests.zoo_edits import last_write_early, rope_missing, stale_slot
+from tests.zoo_edits_position import last_write_early, rope_missing, stale_slot
 from tests.zoo_judge import HEADER, SLOTS, Cage, Record, build_cage, judge_exhibit
 
 LAST = SLOTS - 1

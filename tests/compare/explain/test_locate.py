@@ -26,8 +26,9 @@ from blockexport.runtime.open import open_decoder
 from blockexport.runtime.replay.replay_graph import ReplayGraph
 from tests.exported import EVERYTHING, export, gainful
 from tests.zoo import models
-from tests.zoo_bench import Bench
-from tests.zoo_edits import attribute, decode_position, gelu, rope_on_v, slots
+from tests.zoo_bench import Bench, attribute
+from tests.zoo_edits_block import gelu
+from tests.zoo_edits_position import decode_position, rope_on_v, slots
 
 SLOTS = 20
 CALLS = [range(7), range(7, 8), range(8, 9), range(9, 12), range(12, 13)]

@@ -13,9 +13,8 @@ from blockexport.compare.explain.misread_caches import misread_caches
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
 from tests.exported import EVERYTHING, export, gainful
-from tests.zoo_bench import Bench
-from tests.zoo_edits import (
-    Spoil,
+from tests.zoo_bench import Bench, Spoil
+from tests.zoo_edits_position import (
     cache_not_written,
     decode_position,
     pasts_exchanged,
