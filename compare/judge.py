@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from blockexport.compare.audits.artifact_weights import ArtifactWeights
-    from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.explanation import Explanation
 
 ROWS = 4  # of the batched run
 ROW_PROMPT = 29  # the longest of their prompts

@@ -31,7 +31,7 @@ from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.explanation import Explanation
 
 _WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
 

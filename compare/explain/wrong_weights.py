@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from blockexport.compare.audits.weight_difference import describe_difference, same_values
-from blockexport.compare.explain.locate import Search
+from blockexport.compare.explain.location import Search
 from blockexport.compare.explain.used_weights import UsedWeight, Uses
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 

@@ -14,7 +14,7 @@ from blockexport.compare.report.report_text import figure, ratio
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.graph_values import SiteError
-    from blockexport.compare.explain.locate import Location, Search
+    from blockexport.compare.explain.location import Location, Search
 
 FACTOR = SITE_FACTOR.value
 EMBEDDING = "embedding"

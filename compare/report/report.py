@@ -47,7 +47,7 @@ from blockexport.models.wording import plural
 from blockexport.runtime.backends import Arithmetic, backend_named
 
 if TYPE_CHECKING:
-    from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.explanation import Explanation
 
 SCHEMA_VERSION = 1
 REPORT_MARKDOWN = "report.md"

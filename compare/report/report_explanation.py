@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockexport.compare.explain.diagnosis import Diagnosis
-    from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.explanation import Explanation
     from blockexport.compare.explain.wrong_matrices import WrongMatrices
 
 

@@ -27,7 +27,7 @@ from blockexport.compare.report.report_text import (
 )
 
 if TYPE_CHECKING:
-    from blockexport.compare.explain.explain import Explanation
+    from blockexport.compare.explain.explanation import Explanation
 
 _STYLES = {str(Verdict.PASS): "green", str(Verdict.FAIL): "bold red", str(Verdict.NOT_JUDGED): "yellow", "": "dim"}
 

@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from blockexport.export.graph.graph_builder import OPSET, GraphBuilder
 from blockexport.export.graph.graph_parameters import GraphParameters, TensorSource
+from blockexport.export.graph.stamp import Stamp
 from blockexport.export.graph.trace import Parts, trace_parts
-from blockexport.export.graph.translate import Stamp
+from blockexport.export.graph.translate import translate
 from blockexport.models.block.rope import table_names
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Interface, Port
@@ -61,7 +62,8 @@ def _stamp_all(
     """Entry, L blocks and exit, wired by the residual stream."""
     config = interface.config
     inputs, position_ids, *past = builder.inputs
-    stream, write_indices, *masks = Stamp(builder, parts.enter, [inputs, position_ids, past[0]], parameters, "").run()
+    enter = Stamp(builder, parts.enter, [inputs, position_ids, past[0]], parameters, "")
+    stream, write_indices, *masks = translate(enter)
     windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
     present: list[ir.Value] = []
     for i in range(config.num_hidden_layers):
@@ -75,10 +77,10 @@ def _stamp_all(
             parameters.under(f"{prefix}."),
             prefix,
         )
-        stream, key, value = block.run()
+        stream, key, value = translate(block)
         present += [key, value]
     # A tied head reads the embedding itself; which parameter that is, the trace already says.
-    (result,) = Stamp(builder, parts.leave, [stream, position_ids], parameters, "").run()
+    (result,) = translate(Stamp(builder, parts.leave, [stream, position_ids], parameters, ""))
     return _named_outputs(interface, [result, *present])
 
 

@@ -6,23 +6,20 @@ by name. Meanings are those of ONNX opset 24, https://onnx.ai/onnx/operators/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from blockexport.export.graph.graph_builder import GraphBuilder
-from blockexport.export.graph.graph_parameters import GraphParameters, QuantisedParameter
 from blockexport.export.graph.quantised_product import Part, quantised_product
-from blockexport.export.graph.trace import Fragment
-from blockexport.models.element_types import element_of
+from blockexport.export.graph.stamp import Stamp
 
 aten = torch.ops.aten
 _WHOLE_AXIS = 2**63 - 1
 
-Handler = Callable[["Stamp", torch.fx.Node], ir.Value | Part]
+Handler = Callable[[Stamp, torch.fx.Node], ir.Value | Part]
 _HANDLERS: dict[Any, Handler] = {}
 
 
@@ -34,93 +31,16 @@ def _translates(*targets: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-class Stamp:
-    """One pass of a fragment into a graph: a fragment traced once can be stamped any number of times.
-
-    Args:
-        builder: the graph to add to.
-        fragment: the traced part.
-        inputs: a value for each of the fragment's inputs.
-        parameters: of the fragment.
-        prefix: what the names of the new nodes begin with, such as `model.layers.3`.
-    """
-
-    def __init__(
-        self,
-        builder: GraphBuilder,
-        fragment: Fragment,
-        inputs: Sequence[ir.Value],
-        parameters: GraphParameters,
-        prefix: str,
-    ) -> None:
-        self.builder, self.fragment, self.prefix, self.parameters = builder, fragment, prefix, parameters
-        self._inputs = dict(zip(fragment.inputs, inputs, strict=True))
-        self._values: dict[str, ir.Value | Part] = dict(self._inputs)
-
-    def run(self) -> list[ir.Value]:
-        """Translate every node; returns the fragment's outputs."""
-        for node in self.fragment.graph.nodes:
-            if node.op == "call_function" and node.target is not aten.sym_size.int:
-                handler = _HANDLERS.get(node.target)
-                if handler is None:
-                    raise NotImplementedError(f"no ONNX translation of {node.target} (in {self.place(node)})")
-                self._values[node.name] = handler(self, node)
-        output = next(node for node in self.fragment.graph.nodes if node.op == "output")
-        return [self.value(item) for item in output.args[0]]
-
-    def value(self, node: Any) -> ir.Value:
-        """The graph value of an fx node; a parameter enters the graph when it is first used."""
-        if node.name not in self._values:
-            self._values[node.name] = self.parameters.value(self.fragment.parameters[node.name])
-        value = self._values[node.name]
-        return value.alone(self.builder) if isinstance(value, Part) else value
-
-    def part(self, node: Any) -> Part | None:
-        """An fx node's value as a part of another, as long as nothing has needed it by itself."""
-        value = self._values.get(node.name)
-        return value if isinstance(value, Part) and not value.is_split(self.builder) else None
-
-    def quantised(self, node: Any) -> QuantisedParameter | None:
-        """Codes and scales of a parameter; None where the graph has it as it is."""
-        return self.parameters.quantised(self.fragment.parameters[node.name])
-
-    def emit(
-        self, node: torch.fx.Node, op_type: str, inputs: Sequence[ir.Value | None], suffix: str = "", **attributes: Any
-    ) -> ir.Value:
-        """A node named after the module it came from and the aten operator it translates."""
-        return self.builder.node(op_type, inputs, self.place(node) + suffix, attributes)
-
-    def dtype(self, node: Any) -> ir.DataType:
-        """The ONNX type of an fx node's tensor."""
-        return ir.DataType(element_of(node.meta["val"].dtype).onnx)
-
-    def ints(self, values: Sequence[int]) -> ir.Value:
-        """A constant int64 vector."""
-        return self.builder.constant(list(values), ir.DataType.INT64)
-
-    def ones(self, size: int) -> ir.Value:
-        """A float32 vector of ones: made of a scalar, as a vector that is stored is a weight."""
-        one = self.builder.constant(1.0, ir.DataType.FLOAT)
-        return self.builder.node("Expand", [one, self.ints([size])], f"ones_{size}")
-
-    def is_fixed(self, size: Any) -> bool:
-        """Whether a size is the same in every run: a number that stands for no other."""
-        return isinstance(size, int) and str(size) not in self.fragment.sizes
-
-    def size(self, size: Any) -> ir.Value:
-        """A size that is not fixed as an int64 vector of one element, read off the shape of a shared input."""
-        name, axis = self.fragment.sizes[str(size if isinstance(size, int) else size.meta["val"])]
-        source = self._inputs[name]
-        return self.builder.node("Shape", [source], f"{source.name}.size_{axis}", {"start": axis, "end": axis + 1})
-
-    def place(self, node: torch.fx.Node) -> str:
-        """The module that an fx node came from, and its operator."""
-        stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-        path = stack[-1].removeprefix("decoder").strip(".") if stack else ""
-        if path.startswith("_empty"):
-            path = ""
-        operator = node.target._schema.name.rpartition("::")[2]  # type: ignore[union-attr]
-        return ".".join(part for part in (self.prefix, path, operator) if part)
+def translate(stamp: Stamp) -> list[ir.Value]:
+    """Every node of the stamp's fragment; returns the fragment's outputs."""
+    for node in stamp.fragment.graph.nodes:
+        if node.op == "call_function" and node.target is not aten.sym_size.int:
+            handler = _HANDLERS.get(node.target)
+            if handler is None:
+                raise NotImplementedError(f"no ONNX translation of {node.target} (in {stamp.place(node)})")
+            stamp.values[node.name] = handler(stamp, node)
+    output = next(node for node in stamp.fragment.graph.nodes if node.op == "output")
+    return [stamp.value(item) for item in output.args[0]]
 
 
 def _args(node: torch.fx.Node) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import pytest
 from blockexport.cli.main import main
 from blockexport.compare.explain.foreign_values import watch_foreign
 from blockexport.compare.explain.graph_values import SiteError
-from blockexport.compare.explain.locate import Location, Search
+from blockexport.compare.explain.location import Location, Search
 from blockexport.compare.explain.sites import LAYER_SITES
 from blockexport.compare.explain.wrong_weights import wrong_weights
 from blockexport.models.checkpoints.sources import open_checkpoint

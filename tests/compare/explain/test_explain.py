@@ -13,7 +13,8 @@ from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.core.check import Check, CheckResult, Kind, Outcome, Verdict
 from blockexport.compare.core.context import CheckContext
 from blockexport.compare.explain.diagnosis import Diagnosis
-from blockexport.compare.explain.explain import Explanation, explain
+from blockexport.compare.explain.explain import explain
+from blockexport.compare.explain.explanation import Explanation
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
 from blockexport.compare.report.report_html import to_html

@@ -13,7 +13,7 @@ from blockexport.compare.audits.artifact_weights import ArtifactWeights
 from blockexport.compare.audits.dataflow import Dataflow
 from blockexport.compare.audits.sites_by_flow import SiteMap
 from blockexport.compare.explain.graph_values import SiteError
-from blockexport.compare.explain.locate import Location, Search
+from blockexport.compare.explain.location import Location, Search
 from blockexport.compare.explain.used_weights import Uses
 from blockexport.compare.explain.wrong_weights import wrong_weights
 from blockexport.models.checkpoints.tensor_names import expected_tensors

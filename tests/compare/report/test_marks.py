@@ -15,9 +15,9 @@ from blockexport.compare.checks.catalogue import choose_checks
 from blockexport.compare.core.check import CheckResult, Verdict
 from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, SITE_FACTOR, TIE_FACTOR
-from blockexport.compare.explain.explain import Explanation
+from blockexport.compare.explain.explanation import Explanation
 from blockexport.compare.explain.graph_values import SiteError
-from blockexport.compare.explain.locate import Location, Search
+from blockexport.compare.explain.location import Location, Search
 from blockexport.compare.report.layer_plots import LayerFigures, inside
 from blockexport.compare.report.log_scale import LogScale, area, line, log_scale
 from blockexport.compare.report.position_plot import PositionPlot, position_plot

@@ -20,8 +20,8 @@ from blockexport.compare.core.figures import StretchFigures
 from blockexport.compare.core.tolerances import MAX_FACTOR, TABLE
 from blockexport.compare.explain.defects import catalogue
 from blockexport.compare.explain.diagnosis import Diagnosis
-from blockexport.compare.explain.explain import Explanation
-from blockexport.compare.explain.locate import Location, Search
+from blockexport.compare.explain.explanation import Explanation
+from blockexport.compare.explain.location import Location, Search
 from blockexport.compare.explain.sites import LABELS
 from blockexport.compare.explain.wrong_slot import WrongSlot
 from blockexport.compare.judge import JudgeOptions

@@ -17,8 +17,9 @@ from blockexport.export.bundle.check_graph import declare_max_sequence_length
 from blockexport.export.graph.graph_builder import GraphBuilder
 from blockexport.export.graph.graph_parameters import GraphParameters
 from blockexport.export.graph.onnx_graph import build_model
+from blockexport.export.graph.stamp import Stamp
 from blockexport.export.graph.trace import example_inputs, fake_model, fragment_of, trace_parts
-from blockexport.export.graph.translate import Stamp
+from blockexport.export.graph.translate import translate
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.block.decoder_model import DecoderModel
@@ -214,13 +215,8 @@ def _traced_whole(model: DecoderModel) -> onnx.ModelProto:
     stamped = exported(model)
     inputs = [ir.serde.deserialize_value_info_proto(value, None) for value in stamped.graph.input]
     builder = GraphBuilder(inputs)
-    outputs = Stamp(
-        builder,
-        fragment,
-        inputs,
-        GraphParameters(builder, lambda name: ir.tensor(state[name].detach().numpy(), name=name)),
-        "",
-    ).run()
+    parameters = GraphParameters(builder, lambda name: ir.tensor(state[name].detach().numpy(), name=name))
+    outputs = translate(Stamp(builder, fragment, inputs, parameters, ""))
     for output, declared in zip(outputs, stamped.graph.output, strict=True):
         ir.serde.deserialize_value_info_proto(declared, output)
         output.name = declared.name
