@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blockexport.bundle_export import ExportedBundle, export_bundle
+    from blockexport.compare.verify_bundle import verify_bundle
     from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
     from blockexport.library import bench_bundle, build_engine, compare_bundle
@@ -40,6 +41,7 @@ _HOMES = {
     "inspect_model": "models.model_cost",
     "open_decoder": "runtime.open",
     "redeclare": "export.redeclare",
+    "verify_bundle": "compare.verify_bundle",
 }
 __all__ = [
     "BlockexportError",
@@ -55,6 +57,7 @@ __all__ = [
     "inspect_model",
     "open_decoder",
     "redeclare",
+    "verify_bundle",
 ]
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": "Count a model's parameters, operations and cache.",
     "generate": "Answer a prompt from a bundle.",
     "selftest": "Replay a bundle's golden vectors on this machine.",
+    "verify": "Check every file of a bundle, without running it.",
     "bench": "Measure a bundle's speed, beside the machine's and other tools'.",
     "redeclare": "Give a bundle another number of cache slots.",
     "aoti": "Compile a bundle's model for programs with libtorch.",

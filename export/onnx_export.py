@@ -32,7 +32,7 @@ from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.checkpoints.untied_checkpoint import UntiedCheckpoint
 from blockexport.models.element_types import BY_ONNX, BY_SAFETENSORS
 from blockexport.models.formats.config_hf_write import config_to_hf
-from blockexport.models.interface import Interface, Port
+from blockexport.models.interface import Ends, Interface, Port
 from blockexport.models.progress import Progress, silent
 from blockexport.models.quantisation import Quantisation
 from blockexport.models.quantised_matrix import CODES, ZERO_POINTS
@@ -67,12 +67,10 @@ def export_onnx(
     Raises:
         UsageError: the weights are damaged, or do not fit the precision.
     """
-    config, source = checkpoint.config, checkpoint
+    config = checkpoint.config
     if calibration is not None and quantisation is not None:
         quantisation = replace(quantisation, calibration=calibration.digest)
-    if quantisation is not None and quantisation.stored_config(config) != config:
-        source = UntiedCheckpoint(checkpoint)
-    names = list(expected_tensors(source.config, ends=interface.ends))
+    source, names = stored_weights(checkpoint, interface.ends, quantisation)
     rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
         written = worker.submit(
@@ -94,6 +92,16 @@ def export_onnx(
     for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
     return _manifest(checkpoint, folder, interface, quantisation, model, weights, rows, others)
+
+
+def stored_weights(
+    checkpoint: Checkpoint, ends: Ends, quantisation: Quantisation | None
+) -> tuple[Checkpoint, list[str]]:
+    """What the weights of a bundle are written from, with a head of its own where that is quantised, and the names of
+    its tensors."""
+    if quantisation is not None and quantisation.stored_config(checkpoint.config) != checkpoint.config:
+        checkpoint = UntiedCheckpoint(checkpoint)
+    return checkpoint, list(expected_tensors(checkpoint.config, ends=ends))
 
 
 def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable[[str], ir.TensorProtocol]:

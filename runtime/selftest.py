@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
-from blockexport.export.bundle.file_check import changed_sources, check_file
+from blockexport.export.bundle.file_check import REMEDY, wrong_files
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.export.bundle.manifest import Manifest
-from blockexport.models.errors import DamagedBundleError, UsageError
+from blockexport.models.errors import DamagedBundleError
 from blockexport.models.progress import Progress, silent
-from blockexport.models.regular_file import require_readable
 from blockexport.runtime.decoder import Decoder
 
 
@@ -39,18 +38,8 @@ def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -
         DamagedBundleError: names the first file that differs or is missing.
         UsageError: a file may not be read.
     """
-    for i, (name, entry) in enumerate(sorted(manifest.files.items())):
-        progress("files", i, len(manifest.files))
-        path = folder / name
-        if path.is_file():
-            require_readable(path)  # one that may not be read is not judged
-        try:
-            check_file(path, entry, whole=True)
-        except UsageError as error:
-            raise DamagedBundleError(str(error)) from error
-        for source in changed_sources(manifest, entry.made_from):
-            raise DamagedBundleError(f"{path} was made from another {source} than the bundle holds: make it again")
-    progress("files", len(manifest.files), len(manifest.files))
+    for reason in wrong_files(folder, manifest, progress):
+        raise DamagedBundleError(f"{reason}: {REMEDY}")
 
 
 def replay_golden(decoder: Decoder, golden: GoldenVectors, progress: Progress = silent) -> SelftestResult:

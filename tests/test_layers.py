@@ -34,6 +34,7 @@ HOMES: dict[str, set[str]] = {
         "export/bundle/dataflow/*.py",
         "export/bundle/model_bounds.py",
         "export/bundle/onnx_file.py",
+        "export/bundle/verify_graph.py",
         "export/graph/*.py",
         "export/lint/*.py",
         "export/tensorrt/trt_*.py",

@@ -7,12 +7,15 @@ names, and would load without a word. The C++ runtime does the same (cpp/src/man
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal
 
 from blockexport.export.bundle.manifest import FileEntry, Manifest, sha256_of
 from blockexport.models.errors import UsageError
+from blockexport.models.progress import Progress, silent
 from blockexport.models.regular_file import open_regular
 
 Verify = Literal["sample", "whole", "nothing"]
@@ -20,7 +23,10 @@ Verify = Literal["sample", "whole", "nothing"]
 
 _PAGE = 4096
 _FIRST, _SPREAD = 16, 240  # pages
-_REMEDY = "copy the whole bundle again, or export it again"
+_THREADS = 2
+_CHUNK = 1 << 20  # bytes read at a time
+_TICK = 0.1  # seconds between two words on progress
+REMEDY = "copy the whole bundle again, or export it again"
 
 
 def sampled_sha256_of(path: Path) -> str:
@@ -63,7 +69,7 @@ def check_artifact(folder: Path, manifest: Manifest, name: str, verify: Verify) 
         check_file(folder / part, manifest.files[part], whole=verify == "whole")
 
 
-def check_file(path: Path, listed: FileEntry, *, whole: bool, remedy: str = _REMEDY) -> None:
+def check_file(path: Path, listed: FileEntry, *, whole: bool, remedy: str = REMEDY) -> None:
     """Compare one file with its entry in the manifest: the size, and the SHA-256 of all or of a sample.
 
     Args:
@@ -75,15 +81,80 @@ def check_file(path: Path, listed: FileEntry, *, whole: bool, remedy: str = _REM
     Raises:
         UsageError: it is missing, or another file.
     """
+    reason = _other_size(path, listed)
+    if reason is None and whole:
+        reason = _other_content(path, sha256_of(path), listed.sha256)
+    elif reason is None:
+        reason = _other_content(path, sampled_sha256_of(path), listed.sampled_sha256, " in its sampled pages")
+    if reason is not None:
+        raise UsageError(f"{reason}: {remedy}")
+
+
+def wrong_files(folder: Path, manifest: Manifest, progress: Progress = silent) -> Iterator[str]:
+    """What is wrong with the files that a bundle's manifest lists, each read whole, as sentences without their full
+    stop: one is missing, is another one, or was made from another than the bundle has.
+
+    Raises:
+        UsageError: a file may not be read.
+    """
+    reasons = {name: _other_size(folder / name, entry) for name, entry in manifest.files.items()}
+    there = [name for name, reason in reasons.items() if reason is None]
+    for name, digest in sha256_of_each(folder, there, progress).items():
+        path, entry = folder / name, manifest.files[name]
+        reasons[name] = _other_content(path, digest, entry.sha256)
+        if reasons[name] is None:
+            sampled = sampled_sha256_of(path)
+            reasons[name] = _other_content(path, sampled, entry.sampled_sha256, " in its sampled pages")
+    for name, entry in manifest.files.items():
+        if (reason := reasons[name]) is not None:
+            yield reason
+        for source in changed_sources(manifest, entry.made_from):
+            yield f"{folder / name} was made from another {source} than the bundle holds"
+
+
+def sha256_of_each(folder: Path, names: Sequence[str], progress: Progress = silent) -> dict[str, str]:
+    """Hex SHA-256 of files, two at a time: hashing takes longer than reading, and lets another thread run.
+
+    Raises:
+        UsageError: a file may not be read.
+    """
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    total, read, ended = sum(sizes.values()), dict.fromkeys(names, 0), threading.Event()
+
+    def hashed(name: str) -> str:
+        digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
+        with open_regular(folder / name) as file:
+            while not ended.is_set() and (count := file.readinto(buffer)):
+                digest.update(memoryview(buffer)[:count])
+                read[name] += count
+        return digest.hexdigest()
+
+    with ThreadPoolExecutor(_THREADS) as workers:
+        # The largest first: the last one to begin should not be the longest.
+        futures = {name: workers.submit(hashed, name) for name in sorted(names, key=lambda name: -sizes[name])}
+        try:
+            waiting: Set[Future[str]] = set(futures.values())
+            while waiting:
+                progress("MiB", sum(read.values()) >> 20, total >> 20)
+                done, waiting = wait(waiting, _TICK, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            return {name: futures[name].result() for name in names}
+        finally:
+            ended.set()  # an interrupt waits for a chunk, and not for a file
+
+
+def _other_size(path: Path, listed: FileEntry) -> str | None:
     if not path.is_file():
-        raise UsageError(f"{path} is missing, and the manifest lists it: {remedy}")
+        return f"{path} is missing, and the manifest lists it"
     size = path.stat().st_size
-    if size != listed.bytes:
-        raise UsageError(f"{path} has {size} bytes and the manifest says {listed.bytes}: {remedy}")
-    digest, expected = (sha256_of(path), listed.sha256) if whole else (sampled_sha256_of(path), listed.sampled_sha256)
-    if digest != expected:
-        sample = "" if whole else " in its sampled pages"
-        raise UsageError(
-            f"{path} has the SHA-256 {digest}{sample} and the manifest says {expected}; it is another file, or was "
-            f"changed or damaged: {remedy}"
-        )
+    return None if size == listed.bytes else f"{path} has {size} bytes and the manifest says {listed.bytes}"
+
+
+def _other_content(path: Path, digest: str, listed: str, what: str = "") -> str | None:
+    if digest == listed:
+        return None
+    return (
+        f"{path} has the SHA-256 {digest}{what} and the manifest says {listed}; it is another file, or was changed or "
+        "damaged"
+    )

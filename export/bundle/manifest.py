@@ -2,7 +2,7 @@
 
 Every file of a bundle is listed with its sha256; a derived file also names the files it was made from, by hash. The
 manifest is written last, so a folder without one is not a bundle. It holds no date and no time: the same inputs and
-versions give the same bytes.
+versions give the same bytes. `manifest_sha256` in it is that of the file without the line that says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,6 +30,7 @@ SCHEMA_VERSION = 2
 ONNX_FILE = "model.onnx"
 PT2_FILE = "model.pt2"
 AOTI_FILE = "model.aoti.pt2"
+OWN_DIGEST = "manifest_sha256"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _POSITIVE = (
     "vocab_size",
@@ -121,7 +122,34 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file."""
-        return (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode()
+        return _with_own_digest(self.to_json())
+
+
+def _with_own_digest(values: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256(_written(values)).hexdigest()
+    return _written({**values, OWN_DIGEST: digest})
+
+
+def _written(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
+
+
+def is_as_written(folder: Path) -> bool | None:
+    """Whether a bundle's manifest is byte for byte what blockexport wrote, by the digest of itself in it; None of an
+    older one, which has none.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    content = read_bytes(folder / MANIFEST)
+    try:
+        values = json.loads(content)
+        if OWN_DIGEST not in values:
+            return None
+        del values[OWN_DIGEST]
+        return content == _with_own_digest(values)
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 def sha256_of(path: Path) -> str:
@@ -165,6 +193,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} has schema version {version!r} and this blockexport reads {SCHEMA_VERSION}: "
                 "export the bundle again, or use the blockexport that wrote it"
             )
+        data.pop(OWN_DIGEST, None)
         manifest = read_record(Manifest, data, "")
         check_manifest(manifest)
     except (ValueError, OverflowError, RecursionError) as error:

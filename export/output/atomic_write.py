@@ -61,15 +61,19 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
                 os.replace(partial, folder / name)
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove the partial files and folders in `folder` of processes of this machine that are gone.
+def abandoned(folder: Path) -> list[Path]:
+    """The partial files and folders in `folder` of processes of this machine that are gone.
 
-    Those of other machines are left: whether their process lives cannot be seen from here.
+    Those of other machines are left out: whether their process lives cannot be seen from here.
     """
-    for path in folder.glob(".*.partial"):
-        origin = partial_origin(path.name)
-        if origin is not None and origin[0] == platform.node() and not is_running(origin[1]):
-            remove(path)
+    found = [(path, partial_origin(path.name)) for path in folder.glob(".*.partial")]
+    return [path for path, by in found if by is not None and by[0] == platform.node() and not is_running(by[1])]
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what is `abandoned` in `folder`."""
+    for path in abandoned(folder):
+        remove(path)
 
 
 def remove(path: Path) -> None:

@@ -108,7 +108,9 @@ def _is_for_ampere_and_later(entry: EngineEntry) -> bool:
     return bool(entry.options.get("hardware_compatibility") == "ampere-plus")
 
 
-def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry, version: str) -> Path:
+def check_engine(
+    folder: Path, manifest: Manifest, name: str, entry: EngineEntry, version: str | None, *, read: bool = True
+) -> Path:
     """The path of an engine that is whole, up to date, and of this TensorRT version.
 
     Args:
@@ -116,7 +118,8 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
         manifest: the bundle's.
         name: the engine's file name in it.
         entry: the engine's entry.
-        version: of the installed backend.
+        version: of the installed backend; None where there is none to load it.
+        read: compare the file's content.
 
     Raises:
         UsageError: the file is missing, cut short, another one, made from an older graph or weights, or of a version
@@ -128,12 +131,13 @@ def check_engine(folder: Path, manifest: Manifest, name: str, entry: EngineEntry
     again = f"blockexport trt {shlex.quote(str(folder))} --backend {entry.backend}{option} builds it again"
     if listed is None:
         raise UsageError(f"{path} is missing from the manifest's files: {again}")
-    check_file(path, listed, whole=True, remedy=f"{again}, or copy it whole")
+    if read:
+        check_file(path, listed, whole=True, remedy=f"{again}, or copy it whole")
     outdated = changed_sources(manifest, listed.made_from)
     if outdated or entry.weights_digest != manifest.weights_digest:
         raise UsageError(f"{path} was built from another {', '.join(outdated) or 'set of weights'}: {again}")
     newer_is_fine = bool(entry.options.get("version_compatible"))
-    if version != entry.version and not (newer_is_fine and number_of(version) >= number_of(entry.version)):
+    if version not in (None, entry.version) and not (newer_is_fine and number_of(version) >= number_of(entry.version)):
         raise UsageError(
             f"{path} was built by {entry.backend} {entry.version} and {version} is installed, which does not load it: "
             f"{again}, or install {entry.backend}=={entry.version}"

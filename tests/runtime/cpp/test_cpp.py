@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from blockexport.runtime.selftest import check_files, replay_golden
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import Sampler, SamplingOptions
+from tests.bits import flip
 from tests.exported import EVERYTHING, export, random_model
 from tests.runtime.cpp import cpp_build
 from tests.small_models import small_config, small_weights, write_folder
@@ -515,6 +517,19 @@ def test_a_damaged_manifest_and_one_that_reaches_outside(built: Path, bundle: Pa
     assert "is damaged" in selftest(built, bundle)[1]
     (bundle / MANIFEST).write_text(text.replace('"config.json"', '"../config.json"'))
     assert "outside of the bundle" in selftest(built, bundle)[1]
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(500, marks=pytest.mark.full)])
+def test_a_single_bit_of_the_weights(count: int, built: Path, bundle: Path) -> None:
+    weights, chosen = bundle / "model.safetensors", random.Random(14)
+    unseen = []
+    for _ in range(count):
+        bit = chosen.randrange(8 * weights.stat().st_size)
+        flip(weights, bit)
+        unseen += [bit] if selftest(built, bundle)[0] != 1 else []
+        flip(weights, bit)
+    assert unseen == []
+    assert selftest(built, bundle)[0] == 0
 
 
 def test_python_replays_the_same_vectors(judged_stories: Path) -> None:

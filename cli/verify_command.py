@@ -1,0 +1,61 @@
+"""`blockexport verify`: is a bundle whole, and what its manifest says?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blockexport.cli import console, options
+from blockexport.cli.completion import models
+from blockexport.models.exit_codes import ExitCode
+
+
+def verify(
+    bundle: options.Bundle,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="CHECKPOINT",
+            help="Derive the weights anew from the source checkpoint, in a temporary folder, and compare them.",
+            autocompletion=models,
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> ExitCode:
+    """Check a bundle without running it, and list everything that is wrong.
+
+    Every file is there, has its SHA-256, was made from the others as they are, and nothing else lies there; the
+    manifest has its own digest; the graph passes ONNX's checker, has the inputs and outputs that the manifest lists,
+    and reads its weights inside of the bundle from pieces that do not overlap; the report is about these very files and
+    good; engines are of this graph and of the TensorRT that is installed. No part of the bundle is executed. What could
+    not be checked is said. Exit code 0: nothing is wrong, 1: something is.
+
+    Example: blockexport verify smollm2
+    """
+    from blockexport.compare.verify_bundle import verify_bundle
+    from blockexport.models.wording import plural, size
+
+    with console.progress_bar(quiet=quiet or as_json) as progress:
+        found = verify_bundle(bundle, source=source, progress=progress)
+    if as_json:
+        console.print_json(
+            {
+                "bundle": str(bundle),
+                "files": found.files,
+                "bytes": found.bytes,
+                "problems": found.problems,
+                "not_checked": found.not_checked,
+            }
+        )
+        return found.exit_code
+    out = console.stdout_console()
+    for problem in found.problems:
+        out.print(problem, soft_wrap=True)
+    for reason in found.not_checked:
+        console.say(f"not checked: {reason}", quiet=quiet)
+    total = f"{len(found.problems)} wrong" if found.problems else "nothing is wrong"
+    out.print(f"{bundle}: {plural(found.files, 'file')}, {size(found.bytes)}: {total}", soft_wrap=True)
+    return found.exit_code
