@@ -166,7 +166,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("residual_serial", residual_serial, ("post_attention_layernorm",), model="parallel"),
     Exhibit("rope_halves", attribute("RotaryEmbedding", "interleaved", 0), ("q_rope",), model="parallel"),
     Exhibit("rope_partial_dropped", rotary_dims(10), ("q_rope",), model="parallel"),
-    Exhibit("rope_dims_4", rotary_dims(4), ("q_rope",), model="parallel"),
+    Exhibit("rope_dims_8", rotary_dims(8), ("q_rope",), model="parallel"),
     Exhibit("eps_1e-06", attribute("RMSNormalization", "epsilon", 1e-6, everywhere=True), ("input_layernorm",)),
     Exhibit("gelu", gelu("none"), ("activation",)),
     Exhibit("gelu_tanh", gelu("tanh"), ("activation",)),

@@ -38,7 +38,11 @@ def norm_bias_dropped(bench: Bench) -> None:
 def residual_serial(bench: Bench) -> None:
     for layer in bench.layers:
         norm = bench.node(f"model.layers.{layer}.post_attention_layernorm.layer_norm")
-        norm.replace_input_with(0, bench.value(f"model.layers.{layer}.add"))
+        stream, read = bench.value(f"model.layers.{layer}.add"), norm.inputs[0]
+        entering = None if read is None else read.producer()
+        if entering is not None and entering.op_type == "Cast":  # half precision is widened before it is normed
+            stream = bench.add("Cast", stream, to=entering.attributes["to"].value)
+        norm.replace_input_with(0, stream)
 
 
 def norm_dropped(norm: str) -> Spoil:
