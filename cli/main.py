@@ -22,6 +22,7 @@ import typer.main
 from blockexport.cli import console, interrupts
 from blockexport.cli.command_line import wrong_use
 from blockexport.cli.completion import VARIABLE
+from blockexport.models import openmp
 from blockexport.models.errors import BlockexportError
 from blockexport.models.exit_codes import ExitCode
 
@@ -137,9 +138,7 @@ def run() -> ExitCode:
     takes a fifth of an export's time, and once more at the end; frozen objects are left to the operating system.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
-    # OpenMP reads it when PyTorch is loaded. Threads that spin while they wait take each other's cores where a machine
-    # is not idle: SmolLM2's layers, with two threads on two busy cores, took ten to twenty times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    openmp.let_wait(os.environ)
     interrupts.listen()
     code = main()
     interrupts.stop_listening()

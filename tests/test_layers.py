@@ -77,6 +77,7 @@ LIGHT_OF_OURS = {
     "blockexport.models.element_types",
     "blockexport.models.errors",
     "blockexport.models.exit_codes",
+    "blockexport.models.openmp",
     "blockexport.models.precision",
     "blockexport.models.quantisation",
     "blockexport.models.quantised_matrix",

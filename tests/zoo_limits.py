@@ -55,7 +55,7 @@ SHARP_BF16: Mapping[str, Lost] = {
 """In bfloat16 with the softmax ten times as sharp, beside those of half precision."""
 
 _GELUS = ("gelu", "gelu_tanh")
-TWINS: Mapping[str, tuple[str, ...]] = {name: _GELUS for name in _GELUS} | {
+TWINS: Mapping[str, tuple[str, ...]] = dict.fromkeys(_GELUS, _GELUS) | {
     "rope_dims_8-parallel": ("rope_dims_8", "rope_theta_1000")
 }
 """In half precision all of them are named as causes, in any order: they differ by less than its rounding."""

@@ -11,7 +11,7 @@ import torch
 
 from blockexport.compare.core.could_fail import lost_in, spread_over_positions
 from blockexport.compare.core.evidence import called, fed
-from blockexport.compare.core.logit_distance import Distances, Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, finite_rows, measure
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
 from blockexport.compare.core.position_plan import Plan
@@ -258,7 +258,7 @@ class CheckContext:
         parts: list[Errors] = []
         not_finite: list[int] = []
         for given, outputs_SV in called(decoder, inputs, counted(calls, f"{label}: call", self.progress)):
-            finite_S = outputs_SV.isfinite().all(-1).tolist()
+            finite_S = finite_rows(outputs_SV).tolist()
             not_finite += [p for p, finite in zip(given, finite_S, strict=True) if not finite]
             kept = [(row, p) for row, p in enumerate(given) if p in where]
             if kept:

@@ -93,6 +93,11 @@ def measure_distances(
     return Distances.join(parts)
 
 
+def finite_rows(outputs: torch.Tensor) -> torch.Tensor:
+    """Where there is neither NaN nor infinity along the last dimension; `isfinite` takes fifteen times as long."""
+    return outputs.amax(-1).isfinite() & outputs.amin(-1).isfinite()
+
+
 def _blocks(count: int) -> list[slice]:
     """About `BLOCK` rows each. None is alone unless there is but one: its sums would be split among the threads."""
     parts = max(1, -(-count // BLOCK))
@@ -108,12 +113,17 @@ def _distances(
         positions_P=torch.tensor(list(positions), dtype=torch.int64),
         rms_P=difference.square().mean(-1).sqrt(),
         max_P=difference.abs().amax(-1),
-        finite_P=got.abs().amax(-1).isfinite(),
-        spread_P=(got - got.mean(-1, keepdim=True)).square().mean(-1).sqrt(),
+        finite_P=finite_rows(got),
+        spread_P=_spread(got),
         reference_rms_P=known.reference_rms_P if known else want.square().mean(-1).sqrt(),
         reference_max_P=known.reference_max_P if known else want.abs().amax(-1),
-        reference_spread_P=known.reference_spread_P if known else want.std(-1, correction=0),
+        reference_spread_P=known.reference_spread_P if known else _spread(want),
     )
+
+
+def _spread(logits_PV: torch.Tensor) -> torch.Tensor:
+    """Standard deviation [P]; `std` takes eight times as long."""
+    return (logits_PV - logits_PV.mean(-1, keepdim=True)).square().mean(-1).sqrt()
 
 
 def _measure(outputs_PV: torch.Tensor, reference_PV: torch.Tensor, positions: Sequence[int]) -> Errors:

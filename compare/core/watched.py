@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from blockexport.compare.core.logit_distance import finite_rows
 from blockexport.runtime.decoder import Decoder
 
 
@@ -55,7 +56,7 @@ class Watched(Decoder):
         return self.decoder.cache(layer)
 
     def _hear(self, outputs: torch.Tensor, length: int, start: int, lengths_B: torch.Tensor | None) -> None:
-        finite_BS = outputs.isfinite().all(-1)
+        finite_BS = finite_rows(outputs)
         if lengths_B is not None:
             position_S = torch.arange(length)[-finite_BS.shape[1] :]
             finite_BS = finite_BS | (position_S >= lengths_B[:, None]).to(finite_BS.device)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from blockexport.models import openmp
 from blockexport.models.child_process import ChildEnded, outcome_of
 from blockexport.models.errors import NotJudgedError
 from blockexport.models.progress import Progress, silent
@@ -85,8 +86,5 @@ def in_a_process(request: SideRequest | SpeedRequest, told: Callable[..., None])
 def _environment(ours: bool) -> Mapping[str, str]:
     """As our own commands set it up (`cli/main.py`), or as the library of another tool finds it without them."""
     environment = dict(os.environ)
-    if ours:
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    else:
-        environment.pop("OMP_WAIT_POLICY", None)
+    (openmp.let_wait if ours else openmp.let_be)(environment)
     return environment

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from blockexport.cli import main as program
+from blockexport.models import openmp
 from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
 from tests.support import REPOSITORY
 
@@ -42,16 +43,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return planned
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_sleep_while_they_wait(before: str | None, after: str) -> None:
+@pytest.mark.parametrize(("before", "after"), [(None, "PASSIVE 2000"), ("ACTIVE", "ACTIVE None")])
+def test_threads_spin_briefly_and_then_sleep(before: str | None, after: str) -> None:
     """Set before PyTorch, and its OpenMP with it, is loaded."""
     code = (
         "import os, sys\n"
         "from blockexport.cli import main\n"
-        "main.main = lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+        "names = ['OMP_WAIT_POLICY', 'GOMP_SPINCOUNT']\n"
+        "main.main = lambda: print(*map(os.environ.get, names), 'torch' in sys.modules)\n"
         "main.run()\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name not in (openmp.POLICY, openmp.SPINS)}
     environment |= {} if before is None else {"OMP_WAIT_POLICY": before}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     assert done.stdout == f"{after} False\n", done.stderr
@@ -72,7 +74,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         "print('HEAVY', sorted(heavy & set(sys.modules)))\nsys.exit(code)"
     )
     light = ("cli", *(f"cli.{name}" for name in ("command_line", "completion", "console", "interrupts", "main")))
-    light += ("models", *(f"models.{name}" for name in ("errors", "exit_codes", "wording")))
+    light += ("models", *(f"models.{name}" for name in ("errors", "exit_codes", "openmp", "wording")))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "HEAVY []" in done.stdout
