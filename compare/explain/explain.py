@@ -129,7 +129,10 @@ class _Looker:
         diagnosis, remarks = None, (_LOST,) if lost else ()
         # On the judged sequence a check has failed, by positions that need not all be in these calls.
         if not (where or lost) or finite.differs:
-            diagnosis, remarks = diagnose(finite, self._with_caches(hints)), ()
+            hints, remarks = self._with_caches(hints), ()
+            diagnosis = diagnose(finite, hints)
+            if search is not None and hints.misread:  # which layer a weight serves was read off its caches
+                search = replace(search, weights={})
         return Explanation(search, diagnosis, note, where, slot, self.file, remarks)
 
     def _with_caches(self, hints: Hints) -> Hints:

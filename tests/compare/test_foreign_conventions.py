@@ -14,7 +14,7 @@ from tests.compare.foreign_table import CONVENTIONS, MAPS, UNKNOWN, WRONG, impos
 from tests.foreign_files import FAMILIES, ForeignExports, changed, with_names
 
 SHORT = ("-M", "40", "--decode-steps", "6")
-WRONG_SAMPLE = [("theta", "optimum"), ("swapped caches", "genai"), ("swapped layers", "optimum")]
+WRONG_SAMPLE = [("theta", "optimum"), ("swapped caches", "genai"), ("swapped layers", "genai")]
 SAMPLE = ("DynamicCache", "optimum, merged", "optimum, two graphs", "--map", "transformers.exporters")
 
 
