@@ -6,8 +6,9 @@ slot are the same number. The interface checks what a graph cannot: that new tok
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +131,44 @@ class Decoder(ABC):
         if inputs.shape[1] != 1:
             raise UsageError(f"a step was given {inputs.shape[1]} tokens for each row: give one, or call prefill")
         return self.prefill(inputs)
+
+    def prefill_rows(self, rows: range, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
+        """As `prefill`, for consecutive rows alone: the others are neither run, nor read, nor written.
+
+        Args:
+            rows: which; at least one.
+            inputs: a row for each of them.
+            lengths_B: valid tokens of each of them in this chunk.
+
+        Raises:
+            UsageError: rows that are not there; or as `prefill`.
+        """
+        if not 0 <= rows.start < rows.stop <= self.batch_size or rows.step != 1:
+            raise UsageError(f"{rows} was asked for: give consecutive rows, at least one, of the {self.batch_size}")
+        if len(rows) == self.batch_size:
+            return self.prefill(inputs, lengths_B)
+        # What holds the rows has to grow as a whole; where there are not slots enough, the call says so.
+        self.make_room(
+            min(int(self.lengths_B[rows.start : rows.stop].max()) + inputs.shape[1], self.max_sequence_length)
+        )
+        with self._alone(rows):
+            return self.prefill(inputs, lengths_B)
+
+    @contextlib.contextmanager
+    def _alone(self, rows: range) -> Iterator[None]:
+        """Have the cache of some rows as the whole cache, in place."""
+        whole, lengths_B, part = self._past, self.lengths_B, slice(rows.start, rows.stop)
+        views = [past_BKMH[part] for past_BKMH in whole]
+        self._past, self.lengths_B = list(views), lengths_B[part]
+        try:
+            yield
+            lengths_B = lengths_B.index_copy(0, torch.arange(rows.start, rows.stop), self.lengths_B)
+            with torch.inference_mode():  # some decoders hold inference tensors, which nothing else may write to
+                for view, past_BKMH in zip(views, self._past, strict=True):
+                    if past_BKMH is not view:  # a pure program hands back a new cache
+                        view.copy_(past_BKMH)
+        finally:
+            self._past, self.lengths_B = whole, lengths_B
 
     def forward(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Run once at explicit positions; `lengths_B` is left alone.

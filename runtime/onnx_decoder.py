@@ -41,6 +41,8 @@ class OnnxDecoder(Decoder):
             memory and of the start-up time, for steps that take about a fifth longer.
     """
 
+    _bindings: dict[tuple[int, int], ort.IOBinding]
+
     def __init__(self, wanted: Opening) -> None:
         self.interface = wanted.interface
         folder, manifest = wanted.folder, wanted.manifest
@@ -62,7 +64,7 @@ class OnnxDecoder(Decoder):
 
     def _allocate(self, batch_size: int) -> None:
         self._past = empty_cache(self.config, batch_size, self._first_slots, self.dtype)
-        self._bind_caches()
+        self._bindings = {}
 
     def make_room(self, slots: int) -> None:
         """See `Decoder.make_room`."""
@@ -75,31 +77,40 @@ class OnnxDecoder(Decoder):
         more = min(wanted, self.max_sequence_length) - held
         for i, past_BKMH in enumerate(self._past):  # one by one, so that no more than one is there twice
             self._past[i] = torch.nn.functional.pad(past_BKMH, (0, 0, 0, more))
-        self._bind_caches()
+        self._bindings = {}
 
-    def _bind_caches(self) -> None:
-        self._binding = self._session.io_binding()
+    def _binding(self) -> ort.IOBinding:
+        """With the caches of all rows bound, or of those that are run alone; each made once."""
+        rows = (self._past[0].data_ptr(), self.batch_size)
+        if rows not in self._bindings:
+            self._bindings[rows] = self._bind_caches()
+        return self._bindings[rows]
+
+    def _bind_caches(self) -> ort.IOBinding:
+        binding = self._session.io_binding()
         layers = self.config.num_hidden_layers
         names = zip(io_names.past_names(layers), io_names.present_names(layers), self._past, strict=True)
         for past, present, buffer in names:
-            bind(self._binding.bind_input, past, buffer)
-            bind(self._binding.bind_output, present, buffer)
+            bind(binding.bind_input, past, buffer)
+            bind(binding.bind_output, present, buffer)
+        return binding
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         self.make_room(int(position_ids_BS[:, 0].max()) + position_ids_BS.shape[1])
         given = inputs.contiguous()
         positions = position_ids_BS.contiguous()
         output = torch.empty(self.interface.output_shape(*position_ids_BS.shape), dtype=self.dtype)
-        bind(self._binding.bind_input, self.interface.input_name, given)
-        bind(self._binding.bind_input, io_names.POSITION_IDS, positions)
-        bind(self._binding.bind_output, self.interface.output_name, output)
+        binding = self._binding()
+        bind(binding.bind_input, self.interface.input_name, given)
+        bind(binding.bind_input, io_names.POSITION_IDS, positions)
+        bind(binding.bind_output, self.interface.output_name, output)
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(binding)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
             # In the order of their first binding, which a binding keeps.
             names = (*io_names.present_names(self.config.num_hidden_layers), self.interface.output_name)
             wanted = dict(zip(names, (*self._past, output), strict=True))
-            require_shapes(self._session, self._binding, wanted, position_ids_BS)
+            require_shapes(self._session, binding, wanted, position_ids_BS)
             raise failed_node(error) from error
         return output
 

@@ -45,6 +45,17 @@ class Watched(Decoder):
         self._hear(outputs, inputs.shape[1], start, lengths_B)
         return outputs
 
+    def prefill_rows(self, rows: range, inputs: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Decoder`."""
+        start = int(self.lengths_B[rows.start : rows.stop].min())
+        outputs = self.decoder.prefill_rows(rows, inputs, lengths_B)
+        self._hear(outputs, inputs.shape[1], start, lengths_B)
+        return outputs
+
+    def make_room(self, slots: int) -> None:
+        """See `Decoder`."""
+        self.decoder.make_room(slots)
+
     def forward(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
         outputs = self.decoder.forward(inputs, position_ids_BS)

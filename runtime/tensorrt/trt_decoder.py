@@ -108,7 +108,7 @@ class TensorRtDecoder(Decoder):
             )
         super()._allocate(batch_size)
         self._past = [tensor.to(self._device) for tensor in self._past]
-        self._steps: dict[tuple[int, int], _Step] = {}  # recorded graphs hold the old buffers' addresses
+        self._steps: dict[tuple[int, int, int], _Step] = {}  # recorded graphs hold the old buffers' addresses
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         length = position_ids_BS.shape[1]
@@ -146,12 +146,15 @@ class TensorRtDecoder(Decoder):
             # The first step warmed the kernels up; recording runs nothing.
             step.graph = self._record(self._contexts[index])
         if step.graph is not None:
-            self._steps[batch_size, length] = step
+            self._steps[self._past[0].data_ptr(), batch_size, length] = step
         return result
 
     def _step(self, batch_size: int, length: int) -> _Step:
-        if (batch_size, length) in self._steps:
-            return self._steps[batch_size, length]
+        made = self._steps.get(
+            (self._past[0].data_ptr(), batch_size, length)
+        )  # some rows alone have a cache of their own
+        if made is not None:
+            return made
         first = (self.config.hidden_size,) if self.headless else ()
         output = self.interface.output_shape(batch_size, length)
         return _Step(

@@ -57,7 +57,7 @@ class Generation(Iterator[int]):
         stop_ids: Collection[int] = (),
         max_new_tokens: int | None = None,
     ) -> None:
-        _check(decoder, prompt_ids, max_new_tokens)
+        check_prompt(decoder, prompt_ids, max_new_tokens)
         self.prompt_length = len(prompt_ids)
         self.count = 0
         self.steps = 0
@@ -107,7 +107,8 @@ class Generation(Iterator[int]):
         return logits_V
 
 
-def _check(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | None) -> None:
+def check_prompt(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | None) -> None:
+    """Whether an answer can be begun. Raises UsageError: see `Generation`."""
     if decoder.headless:
         raise UsageError(
             "a headless export gives hidden states, not logits: generate needs one made without --headless"

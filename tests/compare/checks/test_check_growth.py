@@ -13,6 +13,7 @@ from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.judged_bundle import judge_bundle
 from blockexport.models.precision import Precision
 from blockexport.runtime.onnx_decoder import OnnxDecoder
+from blockexport.runtime.onnx_session import ort
 from tests.exported import EVERYTHING, export, gainful
 
 SLOTS = 64  # prefill 32, steps 32: it begins with 7 slots, and grows at 7, 14, 28 and 56
@@ -94,11 +95,12 @@ def test_what_growing_loses_is_told(bundle: Path, mistake: Mistake, said: str, m
 def test_a_buffer_that_is_not_bound_again_is_seen_in_the_outputs(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bind_caches = OnnxDecoder._bind_caches
 
-    def stale(decoder: OnnxDecoder) -> None:
+    def stale(decoder: OnnxDecoder) -> ort.IOBinding:
         """Values of the last layer are bound as copies, so what a call writes is lost at the next growth."""
         own, decoder._past[-1] = decoder._past[-1], decoder._past[-1].clone()
-        bind_caches(decoder)
+        binding = bind_caches(decoder)
         decoder._bound, decoder._past[-1] = decoder._past[-1], own  # type: ignore[attr-defined]  # kept alive
+        return binding
 
     monkeypatch.setattr(OnnxDecoder, "_bind_caches", stale)
     result = judged(bundle)
