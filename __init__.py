@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blockexport.bundle_export import ExportedBundle, export_bundle
+    from blockexport.compare.diff_bundles import diff_bundles
     from blockexport.compare.verify_bundle import verify_bundle
     from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
@@ -37,6 +38,7 @@ _HOMES = {
     "bench_bundle": "library",
     "build_engine": "library",
     "compare_bundle": "library",
+    "diff_bundles": "compare.diff_bundles",
     "export_bundle": "bundle_export",
     "inspect_model": "models.model_cost",
     "open_decoder": "runtime.open",
@@ -53,6 +55,7 @@ __all__ = [
     "bench_bundle",
     "build_engine",
     "compare_bundle",
+    "diff_bundles",
     "export_bundle",
     "inspect_model",
     "open_decoder",

@@ -35,6 +35,7 @@ COMMANDS = {
     "generate": "Answer a prompt from a bundle.",
     "selftest": "Replay a bundle's golden vectors on this machine.",
     "verify": "Check every file of a bundle, without running it.",
+    "diff": "Tell what differs between two bundles.",
     "bench": "Measure a bundle's speed, beside the machine's and other tools'.",
     "redeclare": "Give a bundle another number of cache slots.",
     "aoti": "Compile a bundle's model for programs with libtorch.",

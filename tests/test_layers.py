@@ -41,6 +41,7 @@ HOMES: dict[str, set[str]] = {
         "runtime/foreign/*.py",
         "runtime/onnx_*.py",
         "compare/audits/artifact_weights.py",
+        "compare/audits/graph_difference.py",
         "compare/audits/quantised_weights.py",
         "compare/audits/stored_matrices.py",
         "compare/explain/foreign_values.py",
