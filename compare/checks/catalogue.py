@@ -13,6 +13,7 @@ from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
 from blockexport.compare.checks.check_precision import precision
+from blockexport.compare.checks.check_serving import serving
 from blockexport.compare.checks.check_slots import slots
 from blockexport.compare.checks.check_types_and_constants import constants, types
 from blockexport.compare.core.check import Check
@@ -31,6 +32,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     padding,
     batch,
     growth,
+    serving,
     invariance,
     greedy,
     determinism,
@@ -42,7 +44,7 @@ ALL_CHECKS: tuple[Check, ...] = (
 
 
 def choose_checks(names: tuple[str, ...] = ()) -> tuple[Check, ...]:
-    """The checks called `names`, all when there are none.
+    """The checks called `names`; when there are none, all but those that run only when they are asked for.
 
     Raises:
         UsageError: no check has that name.
@@ -51,4 +53,4 @@ def choose_checks(names: tuple[str, ...] = ()) -> tuple[Check, ...]:
     for name in names:
         if name not in known:
             raise UsageError(f"no check {name!r}{did_you_mean(name, known)}: there are {', '.join(known)}")
-    return tuple(entry for entry in ALL_CHECKS if not names or entry.name in names)
+    return tuple(entry for entry in ALL_CHECKS if (entry.name in names if names else not entry.by_name))

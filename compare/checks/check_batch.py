@@ -67,8 +67,8 @@ def batch(context: CheckContext) -> Outcome:
     starts = [str(row.start) for row in rows if row.start]
     what += f", and rows that go on at {', '.join(starts)}" if starts else ""
     errors = Errors.join([row.errors for row in rows])
-    result = judge_stretch(context, what, errors, _floors(context, rows))
-    alone = [judge_stretch(context, row.what, row.errors, _floors(context, [row])) for row in rows]
+    result = judge_stretch(context, what, errors, floors_of_rows(context, rows))
+    alone = [judge_stretch(context, row.what, row.errors, floors_of_rows(context, [row])) for row in rows]
     guilty = [row.complaints for row in alone if row.complaints]
     complaints = guilty[0] if result.complaints and guilty else result.complaints
     figures = [row.figures for row in alone if isinstance(row.figures, StretchFigures)]
@@ -76,7 +76,7 @@ def batch(context: CheckContext) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class JudgedRow:
     """A row and the artifact's errors in it."""
 
     what: str
@@ -86,7 +86,7 @@ class _Judged:
     start: int = 0  # where it goes on; 0 for a row that begins with its prompt
 
 
-def _floors(context: CheckContext, rows: Sequence[_Judged]) -> Iterator[Floor]:
+def floors_of_rows(context: CheckContext, rows: Sequence[JudgedRow]) -> Iterator[Floor]:
     """The floor of some rows together, and a firmer one after it; see `CheckContext.runs`."""
     looks = zip(*(context.runs(row.errors.positions_P.tolist(), row.row) for row in rows), strict=True)
     for runs in looks:
@@ -94,16 +94,16 @@ def _floors(context: CheckContext, rows: Sequence[_Judged]) -> Iterator[Floor]:
         yield floor_of([Errors.join([row.cached for row in rows]), *joined], context.decoder.dtype)
 
 
-def _short_rows(context: CheckContext) -> list[_Judged]:
+def _short_rows(context: CheckContext) -> list[JudgedRow]:
     artifact, cached = _run(context, context.decoder), _run(context, context.eager)
     judged = []
     for i, (row, errors) in enumerate(zip(context.rows, artifact, strict=True)):
         what = f"row {i} of {len(context.rows)} (prompt of {row.prompt}, {len(row.ids_S) - row.prompt} steps)"
-        judged.append(_Judged(what, errors, cached[i].select(errors.positions_P.tolist()), i))
+        judged.append(JudgedRow(what, errors, cached[i].select(errors.positions_P.tolist()), i))
     return judged
 
 
-def _late_rows(context: CheckContext) -> list[_Judged]:
+def _late_rows(context: CheckContext) -> list[JudgedRow]:
     """Steps of one batch whose rows hold the judged sequence up to different places; none of a cache without slots."""
     if context.no_slots:
         return []
@@ -113,7 +113,7 @@ def _late_rows(context: CheckContext) -> list[_Judged]:
     judged = []
     for i, (start, errors) in enumerate(zip(starts, artifact, strict=True)):
         what = f"row {i} of {len(starts)} ({LATE_STEPS} steps from position {start} on)"
-        judged.append(_Judged(what, errors, cached[i], None, start))
+        judged.append(JudgedRow(what, errors, cached[i], None, start))
     return judged
 
 

@@ -85,14 +85,15 @@ def _reads(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range], outpu
     return has_moved(moved_by(outputs[-len(marked) :], marked))
 
 
-def _poison(decoder: Decoder) -> Mark:
+def poison(decoder: Decoder) -> Mark:
+    """The mark of slots that nothing may see."""
     return POISON_FP16 if decoder.dtype == torch.float16 else POISON
 
 
 def _poisoned_run(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range]) -> tuple[torch.Tensor, list[str]]:
     """The outputs of the calls, and what they did to slots that are not theirs."""
     decoder.reset(1)
-    mark_slots(decoder, _poison(decoder))
+    mark_slots(decoder, poison(decoder))
     before = slots_of_row(decoder, 0)
     outputs: list[torch.Tensor] = []
     complaints: list[str] = []
@@ -103,7 +104,7 @@ def _poisoned_run(decoder: Decoder, inputs: torch.Tensor, calls: Sequence[range]
         changed = [
             name for name, old, new in zip(names, before, after, strict=True) if not same_bits(old, new[: call.start])
         ]
-        touched = unmarked(decoder, _poison(decoder), range(call.stop, decoder.max_sequence_length))
+        touched = unmarked(decoder, poison(decoder), range(call.stop, decoder.max_sequence_length))
         if changed or touched:
             where = f"earlier slots of the {changed[0]}" if changed else f"later slots of the {touched[0]}"
             complaints.append(f"writing slots {call.start} to {call.stop - 1} changes {where}")

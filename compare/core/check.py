@@ -142,6 +142,7 @@ class Check:
         in_rows: it runs the rows of the context.
         calls: gives the calls in which it failed, where one row can be fed with them.
         unlocated: where it has none, why not.
+        by_name: it runs only when it is asked for: it is about a use that not every artifact has.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Check:
     in_rows: bool = False
     calls: CallsOf = lambda context, figures: None
     unlocated: str = "nothing is known about a place or a cause beyond its message"
+    by_name: bool = False
 
     def run(self, context: CheckContext) -> CheckResult:
         """Run it where it applies. An artifact that cannot be run is a bad one, and so is one whose outputs are NaN or
