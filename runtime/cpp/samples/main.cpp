@@ -151,6 +151,7 @@ std::string answer(blockexport::Decoder& decoder, const blockexport::BundleText&
 
 void run(const Arguments& arguments) {
   const auto decoder = blockexport::open_decoder(arguments.bundle, arguments.decoder);
+  if (const auto reason = blockexport::why_bad(decoder->manifest())) std::cerr << "warning: " << *reason << '\n';
   const blockexport::BundleText text(decoder->manifest());
   blockexport::Sampler sampler(sampling_options(arguments, text.sampling()));
   const bool as_chat = text.has_chat() && !arguments.raw;

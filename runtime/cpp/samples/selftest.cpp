@@ -2,7 +2,8 @@
 //
 //     selftest BUNDLE [--backend NAME] [--provider NAME] [--low-memory]
 //
-// Exit code 0: equal within the tolerance; 1: a difference, or a file that is not the exported one; 2: something that could not be run, named on stderr.
+// Exit code 0: equal within the tolerance; 1: a difference, a file that is not the exported one, or a bundle that was
+// judged and found bad when it was exported; 2: something that could not be run, named on stderr.
 #include <blockexport/blockexport.h>
 
 #include <iostream>
@@ -19,6 +20,10 @@ bool run(const std::string& bundle, const blockexport::DecoderOptions& options) 
     return false;
   }
   std::cout << manifest.files.size() << " files are as they were exported\n";
+  if (const auto reason = blockexport::why_bad(manifest)) {
+    std::cerr << "selftest: " << *reason << ". " << (manifest.folder / "parity" / "report.md").string() << " says where and why\n";
+    return false;
+  }
   const auto golden = blockexport::read_golden(manifest);
   const auto decoder = blockexport::open_decoder(bundle, options);
   const auto result = blockexport::replay_golden(*decoder, golden);

@@ -19,6 +19,8 @@ struct Invalid : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+constexpr const char* kReport = "parity/report.json";
+
 constexpr std::pair<DType, const char*> kTypes[] = {{DType::kInt64, "int64"},
                                                     {DType::kInt32, "int32"},
                                                     {DType::kFloat32, "float32"},
@@ -195,6 +197,15 @@ void verify_files(const Manifest& manifest, const std::function<void(const std::
       }
     }
   }
+}
+
+std::optional<std::string> why_bad(const Manifest& manifest) {
+  if (manifest.files.count(kReport) == 0) return std::nullopt;
+  std::ifstream file(manifest.folder / kReport, std::ios::binary);
+  const Json report = Json::parse(file, nullptr, false);
+  if (!report.is_object() || report.value("verdict", Json()) != "fail") return std::nullopt;
+  const Json summary = report.value("summary", Json());
+  return manifest.folder.string() + " was judged and found bad: " + (summary.is_string() ? summary.get<std::string>() : kReport);
 }
 
 }  // namespace blockexport

@@ -494,6 +494,17 @@ def test_another_interface_than_the_manifests(
     assert all(word in said for word in words), said
 
 
+def test_a_bundle_that_was_judged_and_found_bad(built: Path, bundle: Path) -> None:
+    report = bundle / "parity" / "report.json"
+    report.write_text(json.dumps({**json.loads(report.read_text()), "verdict": "fail", "summary": "FAIL: it differs"}))
+    entry = asdict(file_entry(report))
+    rewrite(bundle, lambda data: data["files"].update({"parity/report.json": entry}))
+    code, said = selftest(built, bundle)
+    assert code == 1 and f"{bundle} was judged and found bad: FAIL: it differs. {bundle}/parity/report.md says" in said
+    done = cpp_build.attempt([str(built / "chat"), str(bundle), "x", "--max-new-tokens", "1", "--quiet"])
+    assert done.returncode == 0 and f"warning: {bundle} was judged and found bad" in done.stderr
+
+
 def test_a_bundle_of_a_newer_schema(built: Path, bundle: Path) -> None:
     rewrite(bundle, lambda data: data.update(schema_version=3))
     code, said = selftest(built, bundle)

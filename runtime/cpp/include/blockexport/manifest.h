@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -67,6 +68,10 @@ void verify_files(const Manifest& manifest, const std::function<void(const std::
 /// Compares one file with what the manifest records: its size, and the SHA-256 of its sampled pages, which takes
 /// milliseconds whatever its size, or, with `whole`, of all of it. Throws Error when it is another file.
 void verify_file(const Manifest& manifest, const std::string& name, bool whole);
+
+/// One sentence, without its full stop, where the bundle's own report says that its file was judged and found bad; nothing
+/// of any other bundle, judged or not, and where the report is missing or damaged, which verify_files tells of.
+std::optional<std::string> why_bad(const Manifest& manifest);
 
 /// The same for a file and what it was made from: an artifact and the files of weights that it reads.
 void verify_with_sources(const Manifest& manifest, const std::string& name, bool whole);
