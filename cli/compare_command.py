@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from blockexport.cli import console, options
+from blockexport.cli import compare_options, console, options
 from blockexport.cli.judging import show
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
-from blockexport.models.precision import Precision
-from blockexport.runtime.backends import ONNXRUNTIME, backend_named, backend_names, usual_backend
+from blockexport.runtime.backends import ONNXRUNTIME, backend_named
 from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -22,95 +19,22 @@ if TYPE_CHECKING:
 
 
 def compare(
-    bundle: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="BUNDLE", help="Folder that `blockexport onnx` made (omitted with --onnx).", show_default=False
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        options.choice(
-            "--backend",
-            backend_names(),
-            f"What runs the bundle: {', '.join(backend_names())}. Default: {usual_backend(Precision.FP32)}, and "
-            f"{usual_backend(Precision.BF16)} for bf16.",
-            metavar="NAME",
-        ),
-    ] = None,
+    bundle: compare_options.BundleIfAny = None,
+    backend: compare_options.BackendByPrecision = None,
     model: options.Source = None,
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            "--lora",
-            metavar="FOLDER|none",
-            help="The LoRA adapter that was merged into the source; none: --model has it merged already. Default: what "
-            "the manifest records.",
-        ),
-    ] = None,
-    onnx: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--onnx",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Judge this ONNX decoder of another tool against --model; twice, where prompt and steps have a graph "
-            "each.",
-        ),
-    ] = None,
-    mapped: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="ROLE=NAME",
-            help="With --onnx: what the file calls an input or output, such as input_ids=tokens or "
-            "'past_key_values.{i}.key=k_{i}'; may be repeated.",
-        ),
-    ] = None,
-    check: Annotated[
-        list[str] | None, typer.Option("--check", metavar="NAME", help="Run this check only; may be repeated.")
-    ] = None,
-    locate: Annotated[
-        bool,
-        typer.Option(
-            "--locate",
-            help="Look inside the graph even when every check passes: each value against eager's, layer by layer. "
-            "A file that fails is looked into without it.",
-        ),
-    ] = False,
+    lora: compare_options.MergedLora = None,
+    onnx: compare_options.OtherFiles = None,
+    mapped: compare_options.Mapped = None,
+    check: compare_options.Checks = None,
+    locate: compare_options.Locate = False,
     no_explain: options.NoExplain = False,
-    cost: Annotated[
-        bool,
-        typer.Option(
-            "--cost",
-            help="Also measure what quantising costs: the quantised file beside the checkpoint on a text, its KL, "
-            "perplexity and top-1 agreement, and by which matrices.",
-        ),
-    ] = False,
-    max_kl: Annotated[
-        float | None,
-        typer.Option(
-            "--max-kl",
-            metavar="NATS",
-            help="Fail where the mean KL that --cost measures is more than this; without it nothing there can fail.",
-        ),
-    ] = None,
-    decode_steps: Annotated[
-        int | None,
-        typer.Option("--decode-steps", metavar="N", min=1, help="Teacher-forced steps after the prefill. Default: 64."),
-    ] = None,
+    cost: compare_options.Cost = False,
+    max_kl: compare_options.MaxKl = None,
+    decode_steps: compare_options.DecodeSteps = None,
     max_sequence_length: options.OtherSlots = None,
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", metavar="FILE", exists=True, dir_okay=False, help="Judge on this text (UTF-8)."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="ID,ID,...", help="Judge on these token ids.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="DIR", help="Write report.json, .md and .html into this folder.")
-    ] = None,
+    text: compare_options.TextFile = None,
+    tokens: compare_options.TokenIds = None,
+    report: compare_options.ReportFolder = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from blockexport.cli import console, options
+from blockexport.cli import console, options, trt_options
 from blockexport.cli.command_line import given_options
 from blockexport.cli.terminal_export import export
 from blockexport.cli.trt_summary import print_engine
 from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
-from blockexport.runtime.backends import ENGINES
 from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from blockexport.models.precision import Precision
-
-BACKEND_NAMES = [one.name for one in ENGINES]
-LEVELS = ("ampere-plus", "same-compute-capability")
-DEFAULT_BATCH = 8
-MOST_MIB = 1 << 20
 
 _FOR_A_CHECKPOINT = (
     *("--output", "--lora", "--max-sequence-length", "--force", "--beyond-trained-range"),
@@ -41,92 +35,24 @@ def trt(
     fp16: options.Fp16 = False,
     bf16: options.Bf16 = False,
     fp32: options.Fp32 = False,
-    backend: Annotated[
-        str | None,
-        options.choice(
-            "--backend",
-            BACKEND_NAMES,
-            "tensorrt builds for the GPU in this machine; tensorrt-rtx for any that it serves, also without one here. "
-            "Default: whichever is installed, tensorrt before tensorrt-rtx.",
-        ),
-    ] = None,
-    compute_capability: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--compute-capability",
-            metavar="8.9",
-            help="Compute capability of the GPU to build for; tensorrt-rtx only. May be repeated: one engine "
-            "then serves all of them. Default: the GPU in the machine.",
-        ),
-    ] = None,
+    backend: trt_options.EngineBackend = None,
+    compute_capability: trt_options.ComputeCapability = None,
     lora: options.Lora = None,
     max_sequence_length: options.Slots = None,
     quantize: options.Quantize = None,
     block_size: options.BlockSize = None,
     head: options.Head = None,
-    embedding: Annotated[
-        str | None,
-        options.choice("--embedding", ("float",), "With --quantize: the embedding, which an engine has unquantised."),
-    ] = None,
+    embedding: trt_options.FloatEmbedding = None,
     calibrate: options.Calibrate = None,
-    max_batch_size: Annotated[
-        int,
-        typer.Option(
-            "--max-batch-size", min=1, help="Most rows per step. With 1, tensorrt-rtx stores many weights twice."
-        ),
-    ] = DEFAULT_BATCH,
-    max_prefill: Annotated[
-        int | None,
-        typer.Option(
-            "--max-prefill",
-            min=1,
-            help="Most tokens per row and step; longer prompts go in chunks. Default: M, at most 512.",
-        ),
-    ] = None,
-    workspace: Annotated[
-        int | None,
-        typer.Option("--workspace", metavar="MIB", min=1, max=MOST_MIB, help="Most scratch memory a kernel may take."),
-    ] = None,
-    timing_cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--timing-cache",
-            metavar="FILE",
-            dir_okay=False,
-            help="Reuse measured kernel times from FILE and add to it; pins the choice of kernels. tensorrt only.",
-        ),
-    ] = None,
-    builder_optimization_level: Annotated[
-        int | None,
-        typer.Option(
-            "--builder-optimization-level", min=0, max=5, help="0 builds fastest, 5 searches longest. tensorrt only."
-        ),
-    ] = None,
-    strip_weights: Annotated[
-        bool,
-        typer.Option(
-            "--strip-weights",
-            help="Leave the weights out; they are read from the bundle when it is loaded. Needs a GPU to build.",
-        ),
-    ] = False,
-    hardware_compatibility: Annotated[
-        str | None,
-        options.choice(
-            "--hardware-compatibility",
-            LEVELS,
-            "Let the engine run on other GPUs than this one, for some speed. tensorrt only.",
-        ),
-    ] = None,
-    version_compatible: Annotated[
-        bool, typer.Option("--version-compatible", help="Let later TensorRT versions load the engine. tensorrt only.")
-    ] = False,
-    key_value_lengths: Annotated[
-        bool,
-        typer.Option(
-            "--key-value-lengths",
-            help="Tell attention how many slots are filled, beside the mask. Not proven on a GPU yet. tensorrt only.",
-        ),
-    ] = False,
+    max_batch_size: trt_options.MaxBatchSize = trt_options.DEFAULT_BATCH,
+    max_prefill: trt_options.MaxPrefill = None,
+    workspace: trt_options.Workspace = None,
+    timing_cache: trt_options.TimingCache = None,
+    builder_optimization_level: trt_options.OptimizationLevel = None,
+    strip_weights: trt_options.StripWeights = False,
+    hardware_compatibility: trt_options.HardwareCompatibility = None,
+    version_compatible: trt_options.VersionCompatible = False,
+    key_value_lengths: trt_options.KeyValueLengths = False,
     no_explain: options.NoExplain = False,
     force: options.Force = False,
     beyond_trained_range: options.BeyondTrainedRange = False,
@@ -156,8 +82,10 @@ def trt(
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
     from blockexport.library import build_engine
 
-    if hardware_compatibility not in (None, *LEVELS):
-        raise UsageError(f"--hardware-compatibility {hardware_compatibility!r} is neither {' nor '.join(LEVELS)}")
+    if hardware_compatibility not in (None, *trt_options.LEVELS):
+        raise UsageError(
+            f"--hardware-compatibility {hardware_compatibility!r} is neither {' nor '.join(trt_options.LEVELS)}"
+        )
     into_bundle = (Path(model) / MANIFEST).is_file()
     precision = options.one_precision("an engine", fp32=fp32, fp16=fp16, bf16=bf16)
     adapter = choose_backend(backend)
@@ -177,11 +105,7 @@ def trt(
     code = ExitCode.GOOD
     if into_bundle:
         folder = Path(model)
-        if wrong := [word for word in given_options(context) if word in _FOR_A_CHECKPOINT]:
-            raise UsageError(
-                f"{wrong[0]} is for a checkpoint; this is a bundle, and the engine is added to it: leave it out"
-            )
-        _check_precision(folder, precision, given_options(context, _ONCE))
+        _check_bundle(context, folder, precision)
     else:
         folder = _named_output(model, output, precision)
         embedding = embedding or ("float" if quantize is not None else None)
@@ -270,9 +194,14 @@ _ONCE = ("model", "output", "fp16", "bf16", "fp32", "force", "beyond_trained_ran
 """What another command for the same engine says in its own way."""
 
 
-def _check_precision(folder: Path, precision: Precision | None, others: Sequence[str]) -> None:
+def _check_bundle(context: typer.Context, folder: Path, precision: Precision | None) -> None:
+    """Whether an engine in this precision can be added to a bundle, and nothing is asked for that made the bundle."""
     from blockexport.export.bundle.manifest import read_manifest
 
+    if wrong := [word for word in given_options(context) if word in _FOR_A_CHECKPOINT]:
+        raise UsageError(
+            f"{wrong[0]} is for a checkpoint; this is a bundle, and the engine is added to it: leave it out"
+        )
     manifest = read_manifest(folder)
     if precision is None or precision is manifest.precision:
         return
@@ -290,7 +219,7 @@ def _check_precision(folder: Path, precision: Precision | None, others: Sequence
         f"-M {slots}",
         *beyond,
         *quantised,
-        *others,
+        *given_options(context, _ONCE),
     ]
     raise UsageError(
         f"{folder} is a bundle in {manifest.precision.value}, and precision is typed into its graph: --{precision} "
