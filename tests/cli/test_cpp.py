@@ -28,7 +28,7 @@ def test_the_whole_way(judged_smollm2: Path, tmp_path: Path) -> None:
     build = project / "build"
     # The library is found through paths.cmake; headers that are not on the system's path are named.
     named = [] if headers.parts[1] == "usr" else [f"-DONNXRUNTIME_INCLUDE_DIR={headers}"]
-    cpp_build.run(["cmake", "-S", str(project), "-B", str(build), *named])
+    cpp_build.run(["cmake", "-S", str(project), "-B", str(build), cpp_build.QUICKLY, *named])
     cpp_build.run(["cmake", "--build", str(build), "-j", "2"])
     selftest = without_python([str(build / "selftest"), str(judged_smollm2)])
     assert selftest.returncode == 0, selftest.stderr
@@ -66,7 +66,7 @@ def test_add_subdirectory_and_fetch_content(tmp_path: Path) -> None:
             f'set(BLOCKEXPORT_WITH_ONNXRUNTIME OFF CACHE BOOL "")\n{lines}\n'
             "add_executable(user ../main.cpp)\ntarget_link_libraries(user PRIVATE blockexport::blockexport)\n"
         )
-        quick = ["-DCMAKE_CXX_FLAGS_RELEASE=-O0", *cpp_build.AS_ONE]
+        quick = [cpp_build.QUICKLY, *cpp_build.AS_ONE]
         cpp_build.run(["cmake", "-S", str(project), "-B", str(project / "build"), *quick])
         if name == "subdirectory":
             cpp_build.run(["cmake", "--build", str(project / "build"), "-j", "2", "--target", "user"])

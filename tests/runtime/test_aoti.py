@@ -45,6 +45,7 @@ def built() -> Path:
         "-DBLOCKEXPORT_WITH_AOTI=ON",
         "-DBLOCKEXPORT_WITH_ONNXRUNTIME=OFF",
         f"-DBLOCKEXPORT_TORCH_DIR={cpp_build.package('torch')}",
+        cpp_build.QUICKLY,
     ]
     return cpp_build.build("aoti", options, "chat", "selftest", "decoder_tool")
 

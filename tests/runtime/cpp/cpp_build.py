@@ -17,6 +17,7 @@ SOURCES = REPOSITORY / "runtime" / "cpp"
 BUILDS = REPOSITORY / "build" / "cpp"
 REQUIRE = "BLOCKEXPORT_REQUIRE_CPP"
 AS_ONE = ["-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0"]
+QUICKLY = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"  # optimised as a user has it is the build `onnxruntime`, of test_cpp.py
 _JOBS = "2"
 
 

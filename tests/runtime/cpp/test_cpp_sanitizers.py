@@ -22,7 +22,7 @@ _SUPPRESSIONS = {"lsan": "leak:libonnxruntime\n", "tsan": "race:libonnxruntime\n
 
 def sanitized(kind: str) -> Path:
     """A build of the test programs with one kind of sanitizer; any finding ends the program."""
-    flags = f"-fsanitize={kind} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1"
+    flags = f"-fsanitize={kind} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O0"
     name, targets = ("asan", PROGRAMS) if kind == ADDRESS else ("tsan", PROGRAMS[:1])
     options = [*cpp_build.onnxruntime_options(), "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={flags}"]
     return cpp_build.build(name, options, *targets)
