@@ -15,8 +15,6 @@ PACKAGES := models export runtime compare cli
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 THREADS ?= 1
-# The files that have such tests: collecting all others takes longer than it should.
-ALONE = $(shell grep --recursive --files-with-matches --include='*.py' mark.alone tests)
 DEMO_BUNDLE ?= demo-bundle
 
 .PHONY: demo test test-full test-gpu lint docs clean
@@ -30,11 +28,9 @@ demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
 
 test: lint $(VENV)/.with-smollm2
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile
-	$(BIN)/pytest -m alone $(ALONE)
 
 test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not alone"
-	$(BIN)/pytest -m alone $(ALONE)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m ""
 
 test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 	BLOCKEXPORT_REQUIRE_GPU=1 $(BIN)/pytest -m gpu

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -32,30 +32,32 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], P
     return cache(exported)
 
 
-@pytest.mark.alone
-def test_it_is_built_in_half_a_minute_within_six_percent_of_its_weights(smollm2: Callable[[Precision], Path]) -> None:
-    bundle = smollm2(Precision.FP16)
-    began = time.monotonic()
-    built = build(bundle, profiles=make_profiles(8, 512))
-    assert time.monotonic() - began < SECONDS
-    weights = built.audit.weight_bytes["float16"]
-    assert abs(weights - WEIGHTS) < 4096
-    assert weights < len(built.engine) < 1.06 * weights
-
-
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_it_is_built_for_three_generations_and_built_again(
+def test_it_is_built_for_three_generations_within_six_percent_of_its_weights(
     precision: Precision, smollm2: Callable[[Precision], Path]
 ) -> None:
+    """In processor time, which a busy machine does not lengthen. What is built again is alike: in float16 here, in all
+    precisions in `test_stories_is_built_audited_and_built_again`."""
     bundle = smollm2(precision)
 
     def once() -> Engine:
         return build(bundle, TARGETS, profiles=make_profiles(8, 512))
 
+    before = _processor_seconds()
     first = once()
+    assert 1 < _processor_seconds() - before < SECONDS
     audit = first.audit
     assert (audit.attention, audit.attention_reason) == ("fused", None)
     assert (audit.cache_updates, audit.attention_layers) == (60, 30)
     assert audit.matrix_products == {precision.element.name: 7 * 30 + 1}
-    assert abs(audit.weight_bytes[precision.element.name] - WEIGHTS) < 4096
-    assert_alike(first, once(), bundle)
+    weights = audit.weight_bytes[precision.element.name]
+    assert abs(weights - WEIGHTS) < 4096
+    assert weights < len(first.engine) < 1.06 * weights
+    if precision is Precision.FP16:
+        assert_alike(first, once(), bundle)
+
+
+def _processor_seconds() -> float:
+    """Of the processes that have ended, in one of which an engine is built."""
+    times = os.times()
+    return times.children_user + times.children_system
