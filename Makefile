@@ -1,7 +1,7 @@
 # Everything here starts from python3 (3.11 or later) and make: the virtual environment is made on first use.
 #
 #   make demo        SmolLM2-135M-Instruct to a proven ONNX bundle, and a question answered from it
-#   make test        lint, types, import contracts and the tests (about ten minutes at most on two cores)
+#   make test        lint, types, import contracts and the tests (under a quarter of an hour on two cores)
 #   make test-full   the same with the long runs that `make test` samples
 #   make test-gpu    the tests that need a GPU; fails where there is none. Its last line says what was tested, and on what
 #   make lint        ruff, mypy and import-linter alone
@@ -17,7 +17,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 THREADS ?= 1
 DEMO_BUNDLE ?= demo-bundle
 
-.PHONY: demo test test-full test-gpu lint docs clean
+.PHONY: demo test test-full test-gpu lint pytest docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
@@ -26,7 +26,11 @@ demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
 	$(BIN)/blockexport generate $(DEMO_BUNDLE) "What is the capital of France?" | tee build/demo-answer.txt
 	@grep -q Paris build/demo-answer.txt || { echo "demo: the answer does not say Paris" >&2; exit 1; }
 
-test: lint $(VENV)/.with-smollm2
+# Side by side, with everything installed before.
+test: $(VENV)/.with-test $(VENV)/.with-docs $(VENV)/.with-smollm2
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(VENV)/.with-test $(VENV)/.with-smollm2
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references
