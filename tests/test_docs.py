@@ -8,8 +8,8 @@ In a `console` block the lines after `$ ` are run and must exit 0. An HTML comme
 
 `python` blocks are run as scripts. The folder holds what the pages take as given: SmolLM2's GGUF file under the name it
 has in its package. The README comes first: the bundle `smollm2` of the other pages is made there, by the command that
-`judged_smollm2` runs for other tests too. A command that an earlier page had in the same words is not run again, as it
-would do the same; what it said is held against what the page shows.
+`judged_smollm2` runs for other tests too. A command or a script that an earlier page had in the same words is not run
+again, as it would do the same; what it said is held against what the page shows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Reader:
 
     Attributes:
         folder: where.
-        done: what each command said and ended with.
+        done: what each command or script said and ended with.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,9 +97,16 @@ class Reader:
         Without `--force`, which only lets `onnx` replace what lies there (tests/cli/test_onnx_bad_input.py).
         """
         words = words.replace(" --force", "")
-        if words not in self.done:
-            self.done[words] = run_as_reader(words, self.folder)
-        return self.done[words]
+        return self._once(words, words)
+
+    def script(self, text: str) -> Done:
+        """The same for a script in Python."""
+        return self._once(text, [sys.executable, "-c", text])
+
+    def _once(self, text: str, run: str | list[str]) -> Done:
+        if text not in self.done:
+            self.done[text] = run_as_reader(run, self.folder)
+        return self.done[text]
 
     def take(self, bundle: Path) -> None:
         """The bundle that EXPORT_SMOLLM2 has made elsewhere, as if it had been run here.
@@ -129,7 +136,7 @@ def does_what_its_page_says(block: Block, reader: Reader) -> None:
     if block.mark.startswith("not run: "):
         pytest.skip(f"{block.page}:{block.line}: {block.mark}")
     if block.language == "python":
-        done = run_as_reader([sys.executable, "-c", block.body], reader.folder)
+        done = reader.script(block.body)
         assert done.returncode == 0, done.stderr
         return
     assert block.commands, "a block without `$ ` shows nothing to run"

@@ -26,7 +26,7 @@ from tests.exported import export
 from tests.newer_models import OPTIONS, draw_newer
 
 MODELS = 200
-FEW = 20  # of them in `make test`
+FEW = ((draw, 8), (draw_newer, 16))  # of them in `make test`: both precisions of every family
 SHARP_MODELS = 400
 FEW_SHARP = (*range(0, 72, 9), 137, 340)  # of every family, precision and sharpness; and two that need the second look
 
@@ -34,11 +34,6 @@ QUANTISED_MODELS = 40
 FEW_QUANTISED = (0, 5, 10, 15, 23)  # and one whose head is in codes and sees the last token alone
 
 Record = Callable[[str, str], None]
-
-
-def seeds() -> list[object]:
-    later = [pytest.param(seed, marks=pytest.mark.full) for seed in range(FEW, MODELS)]
-    return [*range(FEW), *later]
 
 
 def backends(drawn: Drawn) -> tuple[str, ...]:
@@ -70,10 +65,16 @@ def judged_checkpoint(
     return reports
 
 
-@pytest.mark.parametrize("drawing", [draw, draw_newer])
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize(
+    ("drawing", "seed"),
+    [
+        pytest.param(drawing, seed, marks=() if seed < few else pytest.mark.full)
+        for drawing, few in FEW
+        for seed in range(MODELS)
+    ],
+)
 def test_a_sound_file_passes(
-    seed: int, drawing: Callable[[int], Drawn], tmp_path: Path, record_property: Record
+    drawing: Callable[[int], Drawn], seed: int, tmp_path: Path, record_property: Record
 ) -> None:
     drawn = drawing(seed)
     for backend, report in judged(drawn, seed, tmp_path).items():
