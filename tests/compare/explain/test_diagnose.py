@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from blockexport.compare.explain.defects import DROPOUT, catalogue, title_of
 from blockexport.compare.explain.defects_attention import scaled_by
 from blockexport.compare.explain.defects_block import site_norms
 from blockexport.compare.explain.defects_position import EXCHANGED, LOST
-from blockexport.compare.explain.diagnose import Hints, diagnose
+from blockexport.compare.explain.diagnose import Hints, _Trial, diagnose
 from blockexport.compare.explain.diagnosis import Diagnosis
 from blockexport.models.element_types import BY_NAME
 from blockexport.models.interface import Ends, Interface
@@ -29,6 +30,25 @@ IDS = torch.randint(0, EVERYTHING.vocab_size, (14,), generator=torch.Generator()
 CHECKPOINT = gainful(EVERYTHING)
 INTERFACE = Interface(CHECKPOINT.config, BY_NAME["float32"], SLOTS)
 SOUND = Evidence(CHECKPOINT, IDS, CALLS, range(14), torch.empty(0), INTERFACE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_defect_is_run_once() -> Iterator[None]:
+    """What the catalogue makes of the model does not depend on what it is held against."""
+    known: dict[object, list[torch.Tensor]] = {}
+    run = _Trial._run
+
+    def once(trial: _Trial, dtype: torch.dtype, cases: Sequence[Case]) -> list[torch.Tensor]:
+        evidence = trial.evidence
+        made = tuple((case.defect.name, case.layers, case.first_position, case.nudge) for case in cases)
+        key = (dtype, evidence.interface, tuple(evidence.positions), made)
+        if key not in known:
+            known[key] = run(trial, dtype, cases)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Trial, "_run", once)
+        yield
 
 
 def said(case: Case, dtype: torch.dtype = torch.float32, evidence: Evidence = SOUND) -> Evidence:
