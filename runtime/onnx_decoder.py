@@ -28,9 +28,11 @@ FIRST_SLOTS = 128  # bound at first, or M where that is less
 # A product by quantised weights becomes one kernel, which rounds the activations to 8 bits block by block.
 _FAST = ("session.qdq_matmulnbits_accuracy_level", "4")
 # Each operator is run as it stands, and what is constant is computed when the file is loaded: the weights are then in
-# memory in the declared type. The kernel could do without the rounding, too (level 1), but it widens the whole matrix
-# again at every call: five times the processor time of a step, for the same values.
+# memory in the declared type.
 _EXACT = ("session.disable_quant_qdq", "1")
+# The kernel does without the rounding, too, but widens the whole matrix again at every call: the same values for less
+# memory, in ten times the processor time of a step.
+_EXACT_IN_LITTLE = ("session.qdq_matmulnbits_accuracy_level", "1")
 
 
 class OnnxDecoder(Decoder):
@@ -121,7 +123,8 @@ def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> ort.Inf
     if wanted.low_memory:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if manifest.quantisation is not None:
-        options.add_session_config_entry(*(_EXACT if wanted.exact else _FAST))
+        exact = _EXACT_IN_LITTLE if wanted.low_memory else _EXACT
+        options.add_session_config_entry(*(exact if wanted.exact else _FAST))
     path = wanted.folder / ONNX_FILE
     model: str | bytes = str(path)
     if slots != manifest.max_sequence_length:

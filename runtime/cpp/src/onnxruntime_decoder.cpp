@@ -115,11 +115,12 @@ class OnnxRuntimeDecoder final : public Decoder {
     made.SetIntraOpNumThreads(options.threads);
     if (options.low_memory) made.AddConfigEntry("session.disable_prepacking", "1");
     // A product by quantised weights becomes one kernel, which rounds the activations to 8 bits. Exactly, it is run as it
-    // stands, with the weights dequantised when the file is loaded: the kernel would widen them again at every call.
-    if (options.exact) {
+    // stands, with the weights dequantised when the file is loaded: the kernel widens them again at every call, which
+    // takes little memory and much time.
+    if (options.exact && !options.low_memory) {
       made.AddConfigEntry("session.disable_quant_qdq", "1");
     } else {
-      made.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", "4");
+      made.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", options.exact ? "1" : "4");
     }
     if (options.provider == "cuda") {
       OrtCUDAProviderOptions cuda;
