@@ -55,6 +55,7 @@ class JudgeOptions:
         weights: gives the weights in the artifact's file, to be counted and held against the checkpoint's.
         graph: gives the artifact's ONNX graph, for the audits of types and constants.
         growing: opens the artifact with a cache that has so many slots at first; None where none grows.
+        in_integers: opens it with activations rounded to 8 bits; None where nothing is known to run it so.
         explain: looks for place and cause after a check has failed; None leaves that out.
         locate: call `explain` even where every check has passed.
         cost: measure what quantising costs as well; `judged_cost.py` does, beside the checks.
@@ -72,6 +73,7 @@ class JudgeOptions:
     weights: Callable[[], ArtifactWeights] | None = None
     graph: Callable[[], ir.Graph] | None = None
     growing: Callable[[int], Decoder] | None = None
+    in_integers: Callable[[], Decoder] | None = None
     explain: Callable[[CheckContext, Sequence[CheckResult]], Explanation] | None = None
     locate: bool = False
     cost: bool = False
@@ -143,6 +145,7 @@ def run_checks(
         weights=options.weights,
         graph=options.graph,
         growing=options.growing,
+        in_integers=options.in_integers,
         progress=progress,
     )
     return _run(context, checks, _artifact(decoder, options.backend, precision, arithmetic), tokens, options, notes)

@@ -11,6 +11,7 @@ from blockexport.compare.audits.artifact_weights import ArtifactWeights, initial
 from blockexport.compare.audits.quantised_weights import (
     QuantisedCheckpoint,
     is_quantised,
+    rounds_to_8_bits,
     with_exact_activations,
 )
 from blockexport.compare.core.quantising_cost import NamedRun
@@ -25,6 +26,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, require_judgeable
+from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.foreign.foreign_file import ForeignFile
 from blockexport.runtime.foreign.names import read_map
 from blockexport.runtime.foreign.open_foreign import open_foreign, read_foreign
@@ -63,11 +65,16 @@ def judge_foreign(
     original, shipped, read = checkpoint, files, checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)
+
+    def as_shipped() -> Decoder:
+        return open_foreign(shipped, original.config, max_sequence_length=max_sequence_length)
+
     options = replace(
         asked or JudgeOptions(),
         backend=BACKEND,
         encode=_encoder(original),
         weights=lambda: _weights(files),
+        in_integers=as_shipped if all(rounds_to_8_bits(file.model) for file in shipped) else None,
         explain=lambda context, results: explain(context, results, lambda: watch_foreign(decoder)),
     )
     not_quantised = "the file has no MatMulNBits" if checkpoint is original else ""
@@ -75,9 +82,7 @@ def judge_foreign(
     judgement = run_checks(decoder, checkpoint, options, progress, (*read, *notes))
 
     def others() -> list[NamedRun]:
-        if files[0] is shipped[0]:
-            return []
-        return [NamedRun(AS_SHIPPED, open_foreign(shipped, original.config, max_sequence_length=max_sequence_length))]
+        return [] if files[0] is shipped[0] else [NamedRun(AS_SHIPPED, as_shipped())]
 
     return with_cost(judgement, question, checkpoint, decoder, others, progress)
 

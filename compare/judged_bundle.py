@@ -81,7 +81,7 @@ def judge_bundle(
     judgement = run_checks(decoder, judged_on, options, progress, notes)
 
     def others() -> list[NamedRun]:
-        return in_integers(folder, backend, max_sequence_length)
+        return [] if options.in_integers is None else [NamedRun(IN_INTEGERS, options.in_integers())]
 
     return with_cost(judgement, question, judged_on, decoder, others, progress)
 
@@ -111,6 +111,9 @@ def bundle_options(
             first_slots=first_slots,
         )
 
+    def in_integers() -> Decoder:
+        return open_decoder(folder, backend, max_sequence_length=max_sequence_length, verify="nothing")
+
     return replace(
         asked or JudgeOptions(),
         backend=backend,
@@ -118,6 +121,7 @@ def bundle_options(
         weights=artifact_weights(package_folder or folder, backend_named(backend).file),
         graph=(lambda: _graph(folder)) if backend_named(backend).runs_onnx else None,
         growing=growing if backend_named(backend).grows else None,
+        in_integers=in_integers if backend_named(backend).rounds_activations else None,
         explain=lambda context, results: _explain(folder, backend, context, results),
     )
 
@@ -155,13 +159,6 @@ def as_stored(checkpoint: Checkpoint, folder: Path, manifest: Manifest) -> tuple
         f"declared type, and those weights, code by code, by the checkpoint's; {APART}"
     )
     return StoredCheckpoint(checkpoint, folder, manifest.quantisation), (note,)
-
-
-def in_integers(folder: Path, backend: str, slots: int | None) -> list[NamedRun]:
-    """A quantised bundle as users run it, where that is not what is judged: with activations in 8 bits."""
-    if not backend_named(backend).rounds_activations:
-        return []
-    return [NamedRun(IN_INTEGERS, open_decoder(folder, backend, max_sequence_length=slots, verify="nothing"))]
 
 
 def require_own_weights(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:

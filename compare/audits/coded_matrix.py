@@ -152,6 +152,10 @@ class CodedCheckpoint(Checkpoint):
         """One of these, whose shape is the source's."""
 
     @abstractmethod
+    def blocks_of(self, name: str) -> tuple[int, torch.Tensor | None]:
+        """How many inputs of one of these share a scale, and the input at each place, int64 [K]; None: its own."""
+
+    @abstractmethod
     def rule(self, name: str) -> Rule:
         """What is asked of it."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 from onnx import numpy_helper
 
 from blockexport.compare.audits.code_rules import within_a_step
@@ -26,7 +27,7 @@ from blockexport.models.errors import NotJudgedError
 
 OPERATOR, LOOKUP = "MatMulNBits", "GatherBlockQuantized"
 _SUFFIX = re.compile(r"_(Q\d\w*|quant\w*)$")
-EXACT = 1  # the accuracy_level at which activations stay in float32
+EXACT, IN_INTEGERS = 1, 4  # the accuracy_level at which activations stay in float32, and that of 8 bits
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class QuantisedCheckpoint(CodedCheckpoint):
         whole_matrix = CodedMatrix(codes[:, :width], scales, zeros, grid.block_size, (-half, half - 1))
         return whole_matrix.rows(slice(grid.start, grid.start + grid.rows))
 
+    def blocks_of(self, name: str) -> tuple[int, torch.Tensor | None]:
+        """See `CodedCheckpoint.blocks_of`."""
+        return self.grids[name].block_size, None
+
     def rule(self, name: str) -> Rule:
         """See `CodedCheckpoint.rule`."""
         return within_a_step
@@ -101,19 +106,23 @@ class QuantisedCheckpoint(CodedCheckpoint):
         return numpy_helper.to_array(self._tensors[name], base_dir=str(self._folder))
 
 
+def rounds_to_8_bits(model: onnx.ModelProto) -> bool:
+    """Whether a model lets the runtime round activations to 8 bits before each product by quantised weights."""
+    return {item.i for item in _levels(model)} == {IN_INTEGERS}
+
+
 def with_exact_activations(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """A copy of a model that lets the runtime round activations to 8 bits, without that; None where it does not."""
+    """A copy of a model that lets the runtime round activations, without that; None where it does not."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    levels = [
-        item
-        for node in copy.graph.node
-        for item in node.attribute
-        if node.op_type == OPERATOR and item.name == "accuracy_level" and item.i != EXACT
-    ]
+    levels = [item for item in _levels(copy) if item.i != EXACT]
     for item in levels:
         item.i = EXACT
     return copy if levels else None
+
+
+def _levels(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    return (item for node in _products(model) for item in node.attribute if item.name == "accuracy_level")
 
 
 def is_quantised(model: onnx.ModelProto) -> bool:

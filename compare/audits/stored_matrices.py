@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import torch
 from onnx import numpy_helper
 
 from blockexport.compare.audits.code_rules import exact_values, nearest_codes, nearest_or_beside
@@ -140,8 +141,13 @@ class StoredCheckpoint(CodedCheckpoint):
             ends=_ENDS[matrix.codes.data_type],
             by_inputs=matrix.outputs_first == across,
             row_by_row=not across,
-            order_K=self._array(matrix.order) if matrix.order is not None and self.is_whole_order(name) else None,
+            order_K=self._order(name),
         )
+
+    def blocks_of(self, name: str) -> tuple[int, torch.Tensor | None]:
+        """See `CodedCheckpoint.blocks_of`."""
+        order_K = self._order(name)
+        return self.matrices[name].block, None if order_K is None else torch.from_numpy(order_K.copy())
 
     def is_whole_order(self, name: str) -> bool:
         """Whether the inputs of a matrix come in an order that has each of them once."""
@@ -153,6 +159,10 @@ class StoredCheckpoint(CodedCheckpoint):
         if self.is_taken_over(name):
             return exact_values
         return nearest_or_beside if self.quantisation.is_calibrated(name) else nearest_codes
+
+    def _order(self, name: str) -> npt.NDArray[Any] | None:
+        order = self.matrices[name].order
+        return self._array(order) if order is not None and self.is_whole_order(name) else None
 
     def _along(self, tensor: onnx.TensorProto, across: bool) -> npt.NDArray[Any]:
         return self._array(tensor).T if across else self._array(tensor)

@@ -9,6 +9,7 @@ from blockexport.compare.checks.check_causality import causality
 from blockexport.compare.checks.check_determinism import determinism
 from blockexport.compare.checks.check_greedy import greedy
 from blockexport.compare.checks.check_growth import growth
+from blockexport.compare.checks.check_integers import integers
 from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
@@ -33,6 +34,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     batch,
     growth,
     serving,
+    integers,
     invariance,
     greedy,
     determinism,

@@ -58,6 +58,7 @@ class CheckContext:
         weights: gives the weights inside the artifact's file; None when there is no file.
         graph: gives the artifact's ONNX graph; None when it has none.
         growing: opens the artifact with a cache that has so many slots at first; None where none grows.
+        in_integers: opens it with activations rounded to 8 bits; None where nothing is known to run it so.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class CheckContext:
         weights: Callable[[], ArtifactWeights] | None = None,
         graph: Callable[[], ir.Graph] | None = None,
         growing: Callable[[int], Decoder] | None = None,
+        in_integers: Callable[[], Decoder] | None = None,
         progress: Progress = silent,
     ) -> None:
         self.decoder = Watched(decoder)
@@ -88,6 +90,7 @@ class CheckContext:
         self.weights = weights
         self.graph = graph
         self.growing = growing
+        self.in_integers = in_integers
         self.progress = progress
         self._looks = Looks(self._whole_runs)
 

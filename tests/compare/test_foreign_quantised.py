@@ -52,6 +52,7 @@ def widen(values: Any) -> None:
 def test_a_right_file_passes(foreign: ForeignExports, capsys: pytest.CaptureFixture[str]) -> None:
     report = judged(foreign.genai("llama", "int4"), foreign.source(), capsys)
     assert {check["verdict"] for check in report["checks"]} == {"pass"}
+    assert of(report, "integers")["figures"]["rms_floor"] > 100 * of(report, "decode")["figures"]["rms_floor"]
     assert "15 weights are the checkpoint's within a step of their grid" in of(report, "parameters")["message"]
     assert any("what quantising costs the model is measured apart" in note for note in report["notes"])
     assert any("accuracy_level" in note for note in report["notes"])

@@ -19,6 +19,7 @@ import transformers
 from safetensors import safe_open
 
 from blockexport.compare.core.check import Verdict
+from blockexport.compare.judged_bundle import as_stored
 from blockexport.export.bundle.manifest import read_manifest
 from blockexport.export.weights.weight_files import write_weights
 from blockexport.models.checkpoints import packed_codes
@@ -108,6 +109,9 @@ def test_logits_are_at_the_floor_of_what_the_folder_stands_for(case: Case) -> No
     known = MemoryCheckpoint(case.source.config, case.source.values)
     report = judged_by(case.made.folder, known, "prefill", "decode")
     assert [result.verdict for result in report.checks] == [Verdict.PASS] * 2, report.checks
+    stored, _ = as_stored(case.checkpoint, case.made.folder, read_manifest(case.made.folder))
+    (integers,) = judged_by(case.made.folder, stored, "integers").checks
+    assert integers.verdict is Verdict.PASS, integers.message
 
 
 def test_the_greedy_text_is_that_of_transformers(case: Case, tmp_path: Path) -> None:
