@@ -176,8 +176,7 @@ def nearest_codes(
 
 def inverse(values: torch.Tensor) -> torch.Tensor:
     """1 / x, and 0 where that is beyond float32: such a block becomes zeros."""
-    found = values.reciprocal()
-    return found.masked_fill_(~found.isfinite(), 0)
+    return values.reciprocal().nan_to_num_(0.0, 0.0, 0.0)
 
 
 def sum_of_squares(values: torch.Tensor) -> float:
