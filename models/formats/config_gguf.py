@@ -53,7 +53,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "residual_scale": ((0.0, 1.0), "a scaled residual is not implemented"),
     "embedding_scale": ((0.0, 1.0), "scaled embeddings are not implemented"),
     "tensor_data_layout": (("Meta AI original pth",), "the rows of q and k would be in another order"),
-    "rope.scaling.attn_factor": ((1.0,), "it belongs to YaRN scaling, which is not implemented"),
+    "rope.scaling.attn_factor": ((1.0,), "it belongs to YaRN scaling, which is not implemented for GGUF files"),
 }
 """Keys below the architecture that say nothing at these values and change the mathematics at any other."""
 
@@ -183,7 +183,7 @@ def _rope_scaling(
     prefix = f"{arch}.rope.scaling"
     kind = raw.text(f"{prefix}.type", "none")
     if kind not in ("none", "linear"):
-        raise raw.error(f"{prefix}.type {kind!r} is not implemented; supported are none, linear")
+        raise raw.error(f"{prefix}.type {kind!r} is not implemented for GGUF files; supported are none, linear")
     # Older files have the factor alone, under another name.
     old = f"{arch}.rope.scale_linear"
     if raw.has(old) and not raw.has(f"{prefix}.type") and raw.number(old) != 1.0:
