@@ -36,7 +36,7 @@ def genai_config(config: ModelConfig, max_sequence_length: int, eos_token_ids: S
         },
     }
     model: dict[str, Any] = {
-        "type": config.model_type,
+        "type": "decoder",  # every family's graph is of this form; the names of some mean another one to it
         "vocab_size": config.vocab_size,
         "context_length": max_sequence_length,
         "decoder": decoder,
