@@ -103,7 +103,8 @@ def options_in_words(config: ModelConfig) -> str:
     norm = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm"}[config.norm]
     if config.rotary_dim is not None:
         stretched += f" on {config.rotary_dim} of {config.head_dim} dimensions of each head"
-    parts = [f"{norm} (eps {config.rms_norm_eps:g})", f"RoPE (theta {config.rope_theta:,.0f}){stretched}"]
+    rope = f"RoPE (theta {config.rope_theta:,.0f}){stretched}"
+    parts = [f"{norm} (eps {config.rms_norm_eps:g})", "learned positions" if config.learned_positions else rope]
     parts += ["QK-norm"] if config.qk_norm else []
     parts += [f"norms {_PLACEMENTS[config.norm_placement]}"] if config.norm_placement != "pre" else []
     parts += _multipliers(config)
@@ -176,7 +177,7 @@ def _sums(config: ModelConfig, description: dict[str, Any]) -> list[tuple[str, l
         _line("one block", parameters["block"]),
         ("the MLP's share of it", f"{100 * parameters['mlp_share']:.0f} %", f"{parameters['mlp']:,}"),
         _line(f"in {parameters['layers']} blocks", parameters["blocks"]),
-        _line("embedding and head, tied" if tied else "embedding", parameters["embedding"]),
+        _line(_tables(config), parameters["embedding"]),
         *([] if tied else [_line("head", parameters["head"])]),
         _line("final norm", parameters["final_norm"]),
         _line("in all", parameters["total"]),
@@ -200,6 +201,12 @@ def _sums(config: ModelConfig, description: dict[str, Any]) -> list[tuple[str, l
         (f"Operations per generated token, T = {tokens:,}", work),
         (f"KV cache in {precision}", memory),
     ]
+
+
+def _tables(config: ModelConfig) -> str:
+    """What is counted as embedding."""
+    positions = "embeddings of tokens and positions" if config.learned_positions else "embedding"
+    return f"{positions} and head, tied" if config.tie_word_embeddings else positions
 
 
 def figures(lines: list[Line]) -> Table:

@@ -111,8 +111,7 @@ def _write(bundle: Path, manifest: Manifest, max_sequence_length: int, folder: P
     """Write the graph and genai's config with the new M into `folder`; returns their paths by name."""
     graph = read_graph(bundle, manifest)
     check_artifact(bundle, manifest, ONNX_FILE, "sample")
-    trained = manifest.config.max_position_embeddings
-    declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows, trained)
+    declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows, manifest.config)
     written = {ONNX_FILE: folder / ONNX_FILE}
     with disk_errors(folder):
         written[ONNX_FILE].write_bytes(graph.SerializeToString(deterministic=True))

@@ -26,7 +26,7 @@ class AotiDecoder(Decoder):
         if not path.is_file():
             raise UsageError(f"{folder} has no {AOTI_FILE}: `blockexport aoti {shlex.quote(str(folder))}` makes one")
         self.interface = wanted.interface
-        require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings)
+        require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config)
         read_graph(folder, manifest)  # which tells a forged M from the bundle's
         check_machine(path.with_name(AOTI_INFO))
         if package_folder is None:

@@ -47,7 +47,7 @@ def open_bundle(wanted: Opening) -> EagerDecoder:
     manifest, interface = wanted.manifest, wanted.interface
     source, slots = manifest.source, interface.max_sequence_length
     read_graph(wanted.folder, manifest)  # which tells a forged M from the bundle's
-    require_table_rows(slots, manifest.rope_table_rows, manifest.config.max_position_embeddings)
+    require_table_rows(slots, manifest.rope_table_rows, manifest.config)
     checkpoint: Checkpoint
     if manifest.quantisation is not None:
         check_artifact(wanted.folder, manifest, ONNX_FILE, wanted.verify)

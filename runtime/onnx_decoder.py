@@ -128,8 +128,7 @@ def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> ort.Inf
     path = wanted.folder / ONNX_FILE
     model: str | bytes = str(path)
     if slots != manifest.max_sequence_length:
-        trained = manifest.config.max_position_embeddings
-        declare_max_sequence_length(graph, slots, manifest.rope_table_rows, trained)
+        declare_max_sequence_length(graph, slots, manifest.rope_table_rows, manifest.config)
     if grows:
         leave_slots_open(graph)
     if slots != manifest.max_sequence_length or grows:

@@ -29,9 +29,7 @@ class Pt2Decoder(Decoder):
         if not path.is_file():
             raise UsageError(f"{folder} has no {PT2_FILE}: export with --pt2 to have one")
         self.interface = wanted.interface
-        require_table_rows(
-            self.max_sequence_length, manifest.rope_table_rows, self.config.max_position_embeddings, least=2
-        )
+        require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config, least=2)
         read_graph(folder, manifest)  # which tells a forged M from the bundle's
         # PyTorch unpickles it, which can run code: nothing of it is read that was not compared.
         check_artifact(folder, manifest, PT2_FILE, "nothing" if verify == "nothing" else "whole")

@@ -46,6 +46,9 @@ from tests.zoo_edits_position import (
     cache_lost,
     cache_not_written,
     decode_position,
+    learned_dropped,
+    learned_in_decode,
+    learned_on,
     mask_hides_self,
     mask_sees_next,
     pasts_exchanged,
@@ -92,6 +95,7 @@ class Exhibit:
 
 STALE = 14
 PLAIN_YARN = RopeScaling("yarn", factor=8.0, original_max_position_embeddings=16)
+LEARNED = "learned positions"
 OUT_NORM, MLP_NORM = ("attention_out_norm",), ("mlp_out_norm",)
 
 EXHIBITS: list[Exhibit] = [
@@ -109,6 +113,10 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("rope_scaling_dropped", table(rope_scaling=None), ("q_rope",), model="freq_factors"),
     Exhibit("position_ahead", decode_position(1), ("q_rope",), decode=True),
     Exhibit("position_behind", decode_position(-1), ("q_rope",), decode=True),
+    Exhibit("position_ahead", learned_in_decode(1), ("embedding",), layer=None, decode=True, model=LEARNED),
+    Exhibit("position_behind", learned_in_decode(-1), ("embedding",), layer=None, decode=True, model=LEARNED),
+    Exhibit("positions_1_on", learned_on(1), ("embedding",), layer=None, model=LEARNED),
+    Exhibit("learned_positions_dropped", learned_dropped, ("embedding",), layer=None, model=LEARNED),
     Exhibit("mask_sees_next", mask_sees_next, ("mask",)),
     Exhibit("mask_hides_self", mask_hides_self, ("mask",)),
     Exhibit("mask_missing", remask(lambda bench: None), ("mask",)),
@@ -184,7 +192,7 @@ EXHIBITS: list[Exhibit] = [
 def models(config: ModelConfig) -> dict[str, ModelConfig]:
     """The zoo's models: one with everything, one with a layer that lacks RoPE, one with two bases of RoPE, one with
     norms after the sublayers, one with all multipliers and caps (and norms before and after), one whose sublayers read
-    the same stream, with LayerNorm, and one for each kind of RoPE's scaling."""
+    the same stream, with LayerNorm, one with learned positions, and one for each kind of RoPE's scaling."""
     factors = tuple(1.0 + 0.7 * i for i in range(config.head_dim // 2))
     scalings = {
         "linear": RopeScaling("linear", factor=4.0),
@@ -213,5 +221,6 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
             final_logit_softcapping=4.0,
         ),
         "parallel": replace(config, **PARALLEL),
+        LEARNED: replace(config, learned_positions=True),
         **{name: replace(config, rope_scaling=s) for name, s in scalings.items()},
     }

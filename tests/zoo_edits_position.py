@@ -74,11 +74,43 @@ def rotary_dims(count: int) -> Spoil:
     return spoil
 
 
+def _decode_positions(bench: Bench, by: int) -> ir.Value:
+    """The positions, moved where a token comes alone."""
+    length = bench.add("Shape", "position_ids", start=1, end=2)
+    decoding = bench.add("Cast", bench.add("Equal", length, bench.constant([1])), to=int(ir.DataType.INT64))
+    return bench.add("Add", "position_ids", bench.add("Mul", decoding, bench.constant([by])))
+
+
+_LEARNED = "model.embed_positions.embedding"
+
+
+def learned_on(by: int) -> Spoil:
+    """Every token gets the vector of a later position."""
+
+    def spoil(bench: Bench) -> None:
+        bench.node(_LEARNED).replace_input_with(1, bench.add("Add", "position_ids", bench.constant([by])))
+
+    return spoil
+
+
+def learned_in_decode(by: int) -> Spoil:
+    """Tokens that come alone get the vector of another position."""
+
+    def spoil(bench: Bench) -> None:
+        bench.node(_LEARNED).replace_input_with(1, _decode_positions(bench, by))
+
+    return spoil
+
+
+def learned_dropped(bench: Bench) -> None:
+    added = bench.node("add")
+    rows = next(value for value in added.inputs if value is not None and value.name != _LEARNED)
+    bench.change(added, "Identity", [rows])
+
+
 def decode_position(by: int) -> Spoil:
     def spoil(bench: Bench) -> None:
-        length = bench.add("Shape", "position_ids", start=1, end=2)
-        decoding = bench.add("Cast", bench.add("Equal", length, bench.constant([1])), to=int(ir.DataType.INT64))
-        shifted = bench.add("Add", "position_ids", bench.add("Mul", decoding, bench.constant([by])))
+        shifted = _decode_positions(bench, by)
         for node in bench.nodes("RotaryEmbedding"):
             node.replace_input_with(3, shifted)
 

@@ -66,13 +66,14 @@ class TypeAudit(Figures):
         ]
 
 
-def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -> TypeAudit:
+def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int, *, has_rope: bool = True) -> TypeAudit:
     """Check a decoder's graph against the precision that it was asked for.
 
     Args:
         graph: of the artifact.
         precision: of weights, activations and cache. Norm statistics and RoPE are float32 whatever it is.
         num_hidden_layers: L.
+        has_rope: whether the model has it in some layer.
     """
     types = declared_types(graph)
     sites = map_sites(graph, num_hidden_layers)
@@ -93,6 +94,7 @@ def audit_types(graph: ir.Graph, precision: Precision, num_hidden_layers: int) -
         TypeRow("cache", of(caches), own),
         TypeRow("output", of(graph.outputs[:1]), own),
     ]
+    rows = [row for row in rows if row.role != "RoPE" or has_rope or row.found]
     softmax = _count(_softmax_types(graph))
     if softmax:
         # Where the operator leaves it open, softmax has the backend's precision, and nothing is said here.

@@ -31,7 +31,9 @@ def _unless(another_tools: str) -> Applicable:
 def types(context: CheckContext) -> Outcome:
     """Everything is in the precision asked for, and norm statistics and RoPE are in float32."""
     assert context.graph is not None
-    audit = audit_types(context.graph(), Precision.of(context.decoder.dtype), context.config.num_hidden_layers)
+    config, precision = context.config, Precision.of(context.decoder.dtype)
+    layers = config.num_hidden_layers
+    audit = audit_types(context.graph(), precision, layers, has_rope=any(map(config.has_rope, range(layers))))
     own = str(context.decoder.dtype).removeprefix("torch.")
     message = f"weights, stream, attention and cache in {own}, norm statistics in float32"
     unseen = [f"no {role} found in the graph" for role, found in audit.found.items() if not found]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,10 +18,10 @@ from blockexport.compare.core.nudge import Nudge
 from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
-from blockexport.models.block.multipliers import embedded, finished
+from blockexport.models.block.multipliers import finished
 from blockexport.models.block.rope import rope_table_rows, rope_tables
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.checkpoints.load_weights import Entrance
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
@@ -126,10 +127,10 @@ class CachedPath:
         late = 0 if any(case.nudge is not None for case in cases) else min(starts, default=0)
         shared = [call for call in self.calls if call.start < late]
         begin = shared[-1].stop if shared else 0
-        head_TD = self._entering(self.config)[:begin]
-        configs = [self._ends(case) for case in cases]
-        entering = {config: self._entering(config)[begin:] for config in configs}
-        tails = [entering[config] for config in configs]
+        head_TD = self._entering(Case())[:begin]
+        kinds = [(self._ends(case), case.defect.positions) for case in cases]
+        entering = {kind: self._entering(case)[begin:] for kind, case in zip(kinds, cases, strict=True)}
+        tails = [entering[kind] for kind in kinds]
         for layer in counted(range(self.config.num_hidden_layers), label, progress):
             block = make_block(self.checkpoint, layer, self.dtype)
             head_TD, past = self._walk(block, block, shared, None, head_TD, self._empty())
@@ -144,7 +145,7 @@ class CachedPath:
         begins, and each layer's weights are read again for each call.
         """
         layers = self.config.num_hidden_layers
-        entering_TD = self._entering(self._ends(case))
+        entering_TD = self._entering(case)
         empty, streams = self._empty(), list[torch.Tensor]()
         left = dict.fromkeys(range(layers), empty)
         for call in counted(self.calls, "explain: trying exchanged caches, call", progress):
@@ -175,7 +176,7 @@ class CachedPath:
     @torch.no_grad()
     def caches(self, nudge: Nudge | None = None) -> Iterator[Past]:
         """Each layer's cache after all calls, with nothing wrong; one layer's is held at a time."""
-        x_TD = self._entering(self.config)
+        x_TD = self._entering(Case())
         for layer in range(self.config.num_hidden_layers):
             block = make_block(self.checkpoint, layer, self.dtype)
             entering_TD = x_TD if nudge is None else nudge(x_TD)
@@ -193,9 +194,12 @@ class CachedPath:
         """The config by which embedding and logits are scaled; what is confined to some layers leaves that as it is."""
         return self.config if case.layers is not None else case.defect.ends(self.config)
 
-    def _entering(self, config: ModelConfig) -> torch.Tensor:
+    def _entering(self, case: Case) -> torch.Tensor:
         """The stream [T, D] that enters the first layer."""
-        return embedded(self.checkpoint.read(EMBEDDING)[self.ids_S[: self.calls[-1].stop]].to(self.dtype), config)
+        given = [place for call in self.calls for place in case.defect.positions(call)]
+        places_T = torch.tensor(given).clamp(0, self.config.max_position_embeddings - 1)
+        entrance, ids_T = Entrance(self.checkpoint), self.ids_S[: self.calls[-1].stop]
+        return entrance.stream(ids_T, places_T, partial(torch.Tensor.to, dtype=self.dtype), self._ends(case))
 
     def _empty(self) -> Past:
         shape = (1, self.config.num_key_value_heads, self.slots, self.config.head_dim)

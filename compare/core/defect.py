@@ -86,6 +86,11 @@ def own_config(config: ModelConfig) -> ModelConfig:
     return config
 
 
+def own_positions(call: range) -> range:
+    """Each token has the vector of its own position."""
+    return call
+
+
 def own_layer(layer: int) -> int:
     """Each layer computes with its own weights."""
     return layer
@@ -105,6 +110,7 @@ class Defect:
         norm: what stands in the place of the norm before the head, made from it.
         output: the tensor that the head reads.
         ends: the config by which embedding and logits are scaled.
+        positions: of a call, those whose learned vectors its tokens get.
         reads: the caches that layers do not take from themselves. A model with such a defect runs call by call
             (`CachedPath.run_by_call`).
         coarse: rounds on the way, so that noise takes a value over an edge now and then and moves the logits by far
@@ -119,6 +125,7 @@ class Defect:
     norm: Callable[[Norm], nn.Module] = own_norm
     output: Callable[[ModelConfig], str] = output_tensor
     ends: Callable[[ModelConfig], ModelConfig] = own_config
+    positions: Callable[[range], range] = own_positions
     reads: CacheReads = field(default_factory=dict)
     coarse: bool = False
 

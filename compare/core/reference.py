@@ -16,11 +16,11 @@ from blockexport.compare.core.defect import LayerBlock, output_tensor
 from blockexport.compare.core.nudge import Nudges
 from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project, widened
 from blockexport.models.block.cache import visible_slots
-from blockexport.models.block.multipliers import embedded, finished
+from blockexport.models.block.multipliers import finished
 from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_tables
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.checkpoints.load_weights import Entrance
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, counted, silent
 
@@ -157,8 +157,8 @@ class Reference:
         return widened(weight, self.dtype, self.round_weights_to)
 
     def _embed(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        table_VD = self.checkpoint.read(EMBEDDING)
-        return [embedded(self._convert(table_VD[ids]), self.config) for ids in sequences]
+        entrance = Entrance(self.checkpoint)
+        return [entrance.stream(ids, torch.arange(len(ids)), self._convert) for ids in sequences]
 
     def _block(self, layer: int) -> LayerBlock:
         return make_block(self.checkpoint, layer, self.dtype, rounded_to=self.round_weights_to)

@@ -14,7 +14,14 @@ from blockexport.compare.explain.defects_block import (
     placement_defects,
     residual_defects,
 )
-from blockexport.compare.explain.defects_position import EXCHANGED, LOST, cache_defects, mask_defects, rope_defects
+from blockexport.compare.explain.defects_position import (
+    EXCHANGED,
+    LOST,
+    cache_defects,
+    learned_position_defects,
+    mask_defects,
+    rope_defects,
+)
 from blockexport.models.config.model_config import ModelConfig
 
 DROPOUT = "dropout"
@@ -42,6 +49,7 @@ def catalogue(
     """
     return [
         *rope_defects(config),
+        *learned_position_defects(config),
         *mask_defects(config),
         *cache_defects(config, position),
         *attention_defects(config),
@@ -70,6 +78,9 @@ _TITLES = {
     "rope_scaling_dropped": "no RoPE scaling",
     "position_ahead": "decode positions one too high",
     "position_behind": "decode positions one too low",
+    "learned_positions_dropped": "no learned positions",
+    "positions_1_on": "learned positions one too high",
+    "positions_2_on": "learned positions two too high",
     "mask_sees_next": "mask that sees the next slot",
     "mask_hides_self": "mask that hides a token's own slot",
     "mask_missing": "no mask",

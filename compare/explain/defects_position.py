@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -138,6 +138,8 @@ def _stale(position: int | None) -> type[LayerBlock]:
 
 def rope_defects(config: ModelConfig) -> list[Defect]:
     """Wrong pairs, wrong frequencies, wrong positions, or a turn where none belongs."""
+    if config.learned_positions:
+        return []
     swapped = not config.rope_interleaved
     neighbours, halves = (
         "neighbouring dimensions (2i, 2i + 1)",
@@ -186,6 +188,27 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
             cause = f"wrong theta: RoPE's base is {theta:g} and should be {config.rope_theta:g}"
             found.append(Defect(f"rope_theta_{theta:g}", cause, _tabled(replace(config, rope_theta=theta))))
     return found
+
+
+def learned_position_defects(config: ModelConfig) -> list[Defect]:
+    """Learned vectors of other positions, or none."""
+    if not config.learned_positions:
+        return []
+    said = "in decode tokens get the learned vector of the position"
+    found = [
+        Defect("position_ahead", f"{said} after theirs", positions=lambda call: _moved(call, len(call) == 1)),
+        Defect("position_behind", f"{said} before theirs", positions=lambda call: _moved(call, -(len(call) == 1))),
+    ]
+    for by in (1, 2):
+        cause = f"every token gets the learned vector {by} further on: the first of the table are left out"
+        found.append(Defect(f"positions_{by}_on", cause, positions=partial(_moved, by=by)))
+    cause = "the learned vectors of the positions are not added"
+    dropped = Defect("learned_positions_dropped", cause, ends=partial(replace, learned_positions=False))
+    return [*found, dropped]
+
+
+def _moved(call: range, by: int) -> range:
+    return range(call.start + by, call.stop + by)
 
 
 def _with_rope(block: Block) -> None:

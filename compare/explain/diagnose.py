@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from blockexport.compare.core.cached_path import Case
-from blockexport.compare.core.defect import Defect
+from blockexport.compare.core.defect import Defect, own_positions
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.logit_distance import measure_distances
 from blockexport.compare.core.noise import floor_of
@@ -172,7 +172,7 @@ class _Trial:
     def _scopes(self, defect: Defect, late: int | None) -> list[Case]:
         if not defect.in_blocks:
             # These show at every position; where the first call was right they are excluded.
-            return [] if late else [Case(defect)]
+            return [Case(defect)] if late is None or defect.positions is not own_positions else []
         first = late or 0
         cases = [Case(defect, None, first)]
         if self.hints.layers is not None:

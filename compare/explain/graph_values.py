@@ -26,8 +26,8 @@ from blockexport.compare.core.weights_in_parts import make_block, make_final_nor
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites, layer_sites
 from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of
-from blockexport.models.block.multipliers import embedded, finished
-from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.block.multipliers import finished
+from blockexport.models.checkpoints.load_weights import Entrance
 
 if TYPE_CHECKING:
     from blockexport.runtime.foreign.foreign_decoder import ForeignDecoder
@@ -242,8 +242,9 @@ class Inside:
         got = ends.get(str(self.sites.streams[0]))
         if got is None or self.evidence.interface.ends.headless:
             return []
-        rows = self.checkpoint.read(EMBEDDING)[self.evidence.ids_S[call.start : call.stop]]
-        want, own = (embedded(rows.to(t), self.config) for t in (torch.float64, self.evidence.dtype))
+        ids, places = self.evidence.ids_S[call.start : call.stop], torch.arange(call.start, call.stop)
+        entrance, types = Entrance(self.checkpoint), (torch.float64, self.evidence.dtype)
+        want, own = (entrance.stream(ids, places, partial(torch.Tensor.to, dtype=t)) for t in types)
         return [self._row(call, None, "embedding", got, want, relative_error(own, want))]
 
     def _exit(self, call: range, ends: Mapping[str, torch.Tensor], outputs_SV: torch.Tensor) -> list[SiteError]:

@@ -12,6 +12,7 @@ from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.onnx_file import read_onnx, require_file, require_weights
 from blockexport.models import io_names, wording
 from blockexport.models.block.rope import TABLES, require_table_rows
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.element_types import BY_ONNX
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Port
@@ -43,14 +44,14 @@ def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
 
 
 def declare_max_sequence_length(
-    model: onnx.ModelProto, max_sequence_length: int, table_rows: int, trained: int
+    model: onnx.ModelProto, max_sequence_length: int, table_rows: int, config: ModelConfig
 ) -> None:
     """Change M in an exported model's declared shapes, in place; nothing else depends on it.
 
     Raises:
-        UsageError: M is not positive, or beyond the rows of the file's RoPE table.
+        UsageError: M is not positive, or beyond the rows of the file's table of positions.
     """
-    require_table_rows(max_sequence_length, table_rows, trained)
+    require_table_rows(max_sequence_length, table_rows, config)
     for slots in _slot_axes(model):
         slots.dim_value = max_sequence_length
 

@@ -13,7 +13,8 @@ ROPE_FILE = "rope.safetensors"
 
 
 def write_rope_file(folder: Path, config: ModelConfig, rows: int) -> None:
-    """Write the cosines and sines, float32 [rows, H/2] each, under `table_names`."""
-    tables = named_tables(config, rows).items()
+    """Write the cosines and sines, float32 [rows, H/2] each, under `table_names`; none where no layer has RoPE."""
+    turns = any(config.has_rope(layer) for layer in range(config.num_hidden_layers))
+    tables = named_tables(config, rows).items() if turns else ()
     named = {name: table for names, pair in tables for name, table in zip(names, pair, strict=True)}
     (folder / ROPE_FILE).write_bytes(save(named))

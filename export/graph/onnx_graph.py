@@ -69,7 +69,9 @@ def _stamp_all(
     for i in range(config.num_hidden_layers):
         prefix = f"model.layers.{i}"
         mask = masks[windows.index(config.window_of(i))]
-        step = [position_ids, write_indices, mask, *map(parameters.value, table_names(config, i))]
+        # A block without RoPE reads no tables.
+        tables = [parameters.value(n) for n in table_names(config, i)] if config.has_rope(i) else [position_ids] * 2
+        step = [position_ids, write_indices, mask, *tables]
         block = Stamp(
             builder,
             parts.blocks[config.has_rope(i)],

@@ -193,7 +193,7 @@ def _precisions(layers: _Layers, manifest: Manifest) -> Iterator[Problem]:
         if _type(layer.get_input(0)) != "float32":
             yield f"{{}} takes a norm's statistics in {_type(layer.get_input(0))}, not float32", (layer.name,)
     rotations = layers.of("ROTARY_EMBEDDING")
-    turned = config.num_hidden_layers - len(config.layers_without_rope)
+    turned = sum(config.has_rope(layer) for layer in range(config.num_hidden_layers))
     yield from _counted(rotations, "rotary embeddings", 2 * turned)
     for layer in rotations:
         types = {_type(layer.get_input(i)) for i in range(3)}

@@ -15,11 +15,10 @@ from torch import nn
 from blockexport.models.block.block import Block
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
-from blockexport.models.block.multipliers import embedded
 from blockexport.models.block.rope import rope_table
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.load_weights import load_final_norm, load_part
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
+from blockexport.models.checkpoints.load_weights import Entrance, load_final_norm, load_part
+from blockexport.models.checkpoints.tensor_names import OUTPUT_HEAD
 from blockexport.models.checkpoints.weight_values import convert
 
 WINDOW = 512  # tokens that are run with one another as context
@@ -41,6 +40,8 @@ class Calibration:
         self._ids_S = ids_S
         self._streams: list[torch.Tensor] = []
         self._next = 0
+        config = checkpoint.config
+        self._window = min(WINDOW, config.max_position_embeddings) if config.learned_positions else WINDOW
         self._products: dict[str, torch.Tensor] = {}
 
     @property
@@ -69,16 +70,15 @@ class Calibration:
     @torch.inference_mode()
     def _run_layer(self) -> None:
         if not self._streams:
-            table_VD = self._checkpoint.read(EMBEDDING)
-            rows = (table_VD[ids].float() for ids in self._ids_S.split(WINDOW))
-            self._streams = [embedded(rows_TD, self._checkpoint.config) for rows_TD in rows]
+            entrance, parts = Entrance(self._checkpoint), self._ids_S.split(self._window)
+            self._streams = [entrance.stream(ids, torch.arange(len(ids)), torch.Tensor.float) for ids in parts]
         config, layer = self._checkpoint.config, self._next
         block = self._block(layer)
         sums: dict[str, torch.Tensor] = {}
         for name, module in block.named_modules():
             if isinstance(module, nn.Linear) and name.rpartition(".")[2] not in _SHARED:
                 module.register_forward_pre_hook(_adding(sums, name))
-        cos, sin = rope_table(config.rope_of(layer), WINDOW)
+        cos, sin = rope_table(config.rope_of(layer), self._window)
         for number, x_TD in enumerate(self._streams):
             positions_1S = torch.arange(len(x_TD))[None]
             mask = visible_slots(positions_1S, positions_1S[0], config.window_of(layer))

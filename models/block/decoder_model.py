@@ -29,6 +29,8 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, headless: bool) -> None:
         super().__init__()
         self.embed_tokens = None if headless else Embedding(config.vocab_size, config.hidden_size)
+        positions = config.max_position_embeddings if config.learned_positions else 0
+        self.embed_positions = Embedding(positions, config.hidden_size) if positions else None
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = Norm(config, config.hidden_size)
 
@@ -71,9 +73,11 @@ class DecoderModel(nn.Module):
         M is read off a cache's own shape, so that nothing in the exported graph depends on its value.
         """
         rows = inputs if self.model.embed_tokens is None else self.model.embed_tokens(inputs)
+        positions = self.model.embed_positions
+        learned = None if positions is None else positions(position_ids_BS)
         slots_M = torch.arange(past_key_BKMH.shape[2], device=position_ids_BS.device)
         masks = [visible_slots(position_ids_BS, slots_M, window) for window in self.windows]
-        x_TD = embedded(rows, self.config).reshape(-1, self.config.hidden_size)
+        x_TD = embedded(rows, self.config, learned).reshape(-1, self.config.hidden_size)
         return x_TD, position_ids_BS[:, 0], masks
 
     def leave(self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:

@@ -23,9 +23,11 @@ def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
     return x if cap is None else (x / cap).tanh() * cap
 
 
-def embedded(rows: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """The stream that enters the first layer, from rows of the embedding [..., D]."""
-    return scaled(rows, config.embedding_multiplier)
+def embedded(rows: torch.Tensor, config: ModelConfig, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """The stream that enters the first layer, from rows of the embedding [..., D], and rows of that of the positions
+    where they are learned (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5; GPT-2)."""
+    rows = scaled(rows, config.embedding_multiplier)
+    return rows if positions is None else rows + positions
 
 
 def finished(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

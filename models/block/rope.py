@@ -111,17 +111,24 @@ def named_tables(config: ModelConfig, rows: int) -> dict[tuple[str, str], Tables
 
 
 def rope_table_rows(config: ModelConfig, max_sequence_length: int) -> int:
-    """Rows a table needs so that M can later be re-declared anywhere in the model's own range."""
-    return max(max_sequence_length, config.max_position_embeddings)
+    """Rows a table needs so that M can later be re-declared anywhere in the model's own range.
+
+    Raises:
+        UsageError: positions are learned, and M is beyond them.
+    """
+    rows = max(max_sequence_length, config.max_position_embeddings)
+    if config.learned_positions:
+        require_table_rows(max_sequence_length, config.max_position_embeddings, config)
+    return rows
 
 
-def require_table_rows(max_sequence_length: int, rows: int, trained: int, *, least: int = 1) -> None:
-    """Refuse an M that a file's RoPE table has no rows for.
+def require_table_rows(max_sequence_length: int, rows: int, config: ModelConfig, *, least: int = 1) -> None:
+    """Refuse an M that a file's table of positions has no rows for.
 
     Args:
         max_sequence_length: M.
-        rows: of the table.
-        trained: positions of the model's own range; the table has at least as many rows.
+        rows: of the table, at least as many as the model's own range has positions.
+        config: of the model.
         least: the smallest M that the file runs with.
 
     Raises:
@@ -129,12 +136,15 @@ def require_table_rows(max_sequence_length: int, rows: int, trained: int, *, lea
     """
     if least <= max_sequence_length <= rows:
         return
-    said = f"max_sequence_length {max_sequence_length} is outside {least}..{rows}, the rows of this file's RoPE table"
+    table = "positions that the model has learned" if config.learned_positions else "rows of this file's RoPE table"
+    said = f"max_sequence_length {max_sequence_length} is outside {least}..{rows}, the {table}"
     if max_sequence_length < least:
         raise UsageError(f"{said}: choose at least {least}")
+    if config.learned_positions:
+        raise UsageError(f"{said}: choose at most {rows}; nothing says what a later one would be")
     raise UsageError(
         f"{said}: choose at most {rows}, or export again with --max-sequence-length {max_sequence_length} "
-        f"--beyond-trained-range (the model's own range is {trained} positions)"
+        f"--beyond-trained-range (the model's own range is {config.max_position_embeddings} positions)"
     )
 
 

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from blockexport.models.block.decoder_model import DecoderModel
+from blockexport.models.block.multipliers import embedded
 from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import expected_tensors
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, POSITIONS, expected_tensors
 from blockexport.models.checkpoints.weight_values import TensorLoss, check_no_overflow, convert
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.interface import Ends
 from blockexport.models.progress import Progress, silent
 
@@ -26,6 +28,35 @@ def load_part(make: Callable[[], Module], prefix: str, read: Callable[[str], tor
         module = make()
     module.load_state_dict({name: read(prefix + name) for name in module.state_dict()}, assign=True)
     return module.requires_grad_(False).eval()
+
+
+class Entrance:
+    """The tables that the stream begins with, of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._config = checkpoint.config
+        self._table_VD = checkpoint.read(EMBEDDING)
+        self._learned_MD = checkpoint.read(POSITIONS) if checkpoint.config.learned_positions else None
+
+    def stream(
+        self,
+        ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        convert: Callable[[torch.Tensor], torch.Tensor],
+        config: ModelConfig | None = None,
+    ) -> torch.Tensor:
+        """The stream [T, D] that enters the first layer.
+
+        Args:
+            ids_T: int64, the tokens.
+            positions_T: int64, where they stand; read where positions are learned.
+            convert: rows of a table into the type of the stream.
+            config: the checkpoint's own unless given.
+        """
+        config = config or self._config
+        learned = self._learned_MD if config.learned_positions else None
+        learned_TD = None if learned is None else convert(learned[positions_T])
+        return embedded(convert(self._table_VD[ids_T]), config, learned_TD)
 
 
 def load_final_norm(checkpoint: Checkpoint, read: Callable[[str], torch.Tensor]) -> Norm:

@@ -17,6 +17,7 @@ from blockexport.models.interface import Ends
 from blockexport.models.wording import listed
 
 EMBEDDING = "model.embed_tokens.weight"
+POSITIONS = "model.embed_positions.weight"
 OUTPUT_HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 
@@ -25,6 +26,9 @@ FLOAT_TYPES = tuple(one.safetensors for one in ELEMENT_TYPES if one.is_float)
 HARMLESS = {
     re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq"): (
         "a copy of the rotation frequencies, which follow from the config (Llama-2 checkpoints carry it)"
+    ),
+    re.compile(r"model\.layers\.\d+\.(self_)?attn\.(masked_)?bias"): (
+        "the causal mask and what stands in masked places, which transformers' GPT-2 and GPT-NeoX once saved"
     ),
 }
 """Tensors that may be present and change nothing, with the reason. A tied head is compared with the embedding."""
@@ -73,6 +77,8 @@ def expected_tensors(config: ModelConfig, ends: Ends = Ends.LOGITS) -> dict[str,
     vocabulary = (config.vocab_size, config.hidden_size)
     if not ends.headless:
         shapes[EMBEDDING] = vocabulary
+    if config.learned_positions:
+        shapes[POSITIONS] = (config.max_position_embeddings, config.hidden_size)
     for layer in range(config.num_hidden_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
     shapes |= _norm_tensors(config, "model.norm", config.hidden_size)

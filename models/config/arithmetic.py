@@ -36,7 +36,7 @@ class Parameters:
     mlp: int  # of one block
     norms: int  # of one block: those before and after the sublayers
     layers: int
-    embedding: int
+    embedding: int  # with that of the positions, where they are learned
     final_norm: int
     head: int
 
@@ -156,7 +156,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
         mlp=sum(o.parameters for o in operations if o.part == "mlp" and o.name not in norms),
         norms=sum(o.parameters for o in operations if o.name in norms),
         layers=config.num_hidden_layers,
-        embedding=embedding,
+        embedding=embedding + config.learned_positions * config.max_position_embeddings * config.hidden_size,
         final_norm=_gains(config, config.hidden_size),
         head=0 if config.tie_word_embeddings else embedding,
     )

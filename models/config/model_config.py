@@ -94,6 +94,7 @@ class ModelConfig:
     layer_types: tuple[LayerType, ...] = ()  # one per layer; empty means all full
     sliding_rope_theta: float | None = None  # RoPE's base in the sliding layers, without scaling; None: as in others
     layers_without_rope: tuple[int, ...] = ()
+    learned_positions: bool = False  # a learned vector per position is added to the embedding, and no layer has RoPE
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint's weights
     bos_token_id: int | None = None
@@ -113,7 +114,7 @@ class ModelConfig:
 
     def has_rope(self, layer: int) -> bool:
         """Whether a layer turns its queries and keys by their positions."""
-        return layer not in self.layers_without_rope
+        return not self.learned_positions and layer not in self.layers_without_rope
 
     @property
     def score_scale(self) -> float:

@@ -60,8 +60,7 @@ def open_bundle(wanted: Opening) -> ReplayDecoder:
         UsageError: the file is damaged, or M is beyond its RoPE table.
     """
     folder, manifest, interface = wanted.folder, wanted.manifest, wanted.interface
-    trained = manifest.config.max_position_embeddings
-    require_table_rows(interface.max_sequence_length, manifest.rope_table_rows, trained)
+    require_table_rows(interface.max_sequence_length, manifest.rope_table_rows, manifest.config)
     read_graph(folder, manifest)  # refuses what is not this bundle's decoder
     check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
     return ReplayDecoder(ReplayGraph.load(folder / ONNX_FILE), interface)

@@ -38,6 +38,7 @@ FULL = (
     "rope_scaling_dropped-yarn",
     "rope_scaling_dropped-freq_factors",
     "position_behind",
+    "position_behind-learned positions",
     "mask_missing",
     "window_one_less",
     "window_everywhere",
@@ -109,7 +110,7 @@ def test_defect_of_the_last_slot_is_found_there(cages: Cages, tmp_path: Path, re
 
 def test_every_defect_of_the_catalogue_has_an_exhibit() -> None:
     """The thetas and epsilons of the lists are each one defect in several sizes."""
-    families = ("rope_theta_", "eps_", "rope_dims_")
+    families = ("rope_theta_", "eps_", "rope_dims_", "positions_")
 
     def family(name: str) -> str:
         return next((prefix for prefix in families if name.startswith(prefix)), name)

@@ -180,7 +180,7 @@ def test_the_graph_computes_what_eager_computes(ends: Ends, tied: bool) -> None:
 def test_only_the_declared_shapes_hold_m(slots: int) -> None:
     model = loaded(CONFIG)
     proto = exported(model)
-    declare_max_sequence_length(proto, slots, table_rows=64, trained=64)
+    declare_max_sequence_length(proto, slots, 64, CONFIG)
     ids, positions, past = some_step(CONFIG, slots)
     expected, _ = model(ids, positions, past)
     torch.testing.assert_close(torch.from_numpy(run(proto, ids, positions, past)[0]), expected, rtol=1e-4, atol=1e-5)
@@ -189,7 +189,7 @@ def test_only_the_declared_shapes_hold_m(slots: int) -> None:
 @pytest.mark.parametrize("slots", [0, 65])
 def test_m_outside_the_table_is_refused(slots: int) -> None:
     with pytest.raises(UsageError, match=f"{slots} is outside 1..64"):
-        declare_max_sequence_length(exported(loaded(CONFIG)), slots, table_rows=64, trained=64)
+        declare_max_sequence_length(exported(loaded(CONFIG)), slots, 64, CONFIG)
 
 
 @pytest.mark.parametrize("unturned", [(), (1, 3), (0, 1, 2, 3)])

@@ -70,6 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral with a window": {"model_type": "mistral", "qk_norm": False, "qkv_bias": False},
     "stablelm in parallel": {**LAYER_NORM, "norm_bias": True, "rotary_dim": 16, "residual": "parallel_one_norm"},
     "cohere": {**LAYER_NORM, "residual": "parallel_one_norm", "rope_interleaved": True, "logits_multiplier": 0.5},
+    "gpt2": {**LAYER_NORM, "norm_bias": True, "gated_mlp": False, "learned_positions": True},
     "olmo": {**LAYER_NORM, "norm_weight": False},
     "nemotron": {
         **LAYER_NORM,
