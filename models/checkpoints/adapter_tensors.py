@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
 from blockexport.models.checkpoints.safetensors_files import entries_of
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, FLOAT_TYPES, OUTPUT_HEAD
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, FLOAT_TYPES, OUTPUT_HEAD, POSITIONS
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.adapter_config import AdapterConfig, read_adapter_config
 from blockexport.models.regular_file import is_there
@@ -140,7 +140,7 @@ class _Finder:
 
     def _is_target(self, module: str) -> bool:
         shape = self._shapes[f"{module}.weight"]
-        is_inside = len(shape) == 2 and module not in (_module(EMBEDDING), _module(OUTPUT_HEAD))
+        is_inside = len(shape) == 2 and module not in map(_module, (EMBEDDING, POSITIONS, OUTPUT_HEAD))
         if not any(self._config.targets(one, is_inside=is_inside) for one in self._tied_with(module)):
             return False
         if len(shape) != 2:

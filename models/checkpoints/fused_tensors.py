@@ -1,18 +1,63 @@
-"""Projections that a checkpoint has stacked in one matrix, taken apart on load.
+"""Tensors of a layer that a checkpoint has otherwise than this project: projections stacked in one, and matrices that
+lie the other way round.
 
-Their rows follow each other, so each part is a range of the file's own bytes and nothing is copied.
+Rows of a stacked matrix that follow each other are a range of the file's own bytes, and nothing is copied. The rest is
+rearranged when it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import FileSlice, TensorEntry
 from blockexport.models.errors import UsageError
 
+if TYPE_CHECKING:
+    import torch
+
 Fused = Mapping[str, tuple[str, ...]]
 """The stacked projection and its parts in order, as names within a layer: `self_attn.qkv_proj`."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How the checkpoints of a family have the tensors of a layer.
+
+    Attributes:
+        fused: what is stacked.
+        heads: the rows of the parts follow each other head by head, of so many; None: part by part.
+        inputs_first: matrices lie [in, out].
+    """
+
+    fused: Fused
+    heads: int | None = None
+    inputs_first: bool = False
+
+
+@dataclass(frozen=True)
+class Rearranged:
+    """A tensor that is made of one in a file.
+
+    Attributes:
+        whole: the one in the file.
+        rows: of its outputs, those of the tensor; of each head's outputs where there are heads.
+        storage: how the file has it.
+    """
+
+    whole: TensorEntry
+    rows: slice
+    storage: Storage
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """The tensor, from the values of the whole."""
+        outputs_first = values.T if self.storage.inputs_first and values.ndim == 2 else values
+        heads = self.storage.heads
+        if heads is None:
+            return outputs_first[self.rows].contiguous()
+        by_head = outputs_first.view(heads, -1, *outputs_first.shape[1:])
+        return by_head[:, self.rows].flatten(0, 1)
 
 
 def parts_of(name: str, fused: Fused, expected: Mapping[str, tuple[int, ...]]) -> list[tuple[str, slice]] | None:
@@ -38,37 +83,50 @@ def parts_of(name: str, fused: Fused, expected: Mapping[str, tuple[int, ...]]) -
 
 
 def taken_apart(
-    found: Mapping[str, TensorEntry], fused: Fused, expected: Mapping[str, tuple[int, ...]], where: str
-) -> dict[str, TensorEntry]:
-    """The tensors `found` with each part of a stacked one in its place.
+    found: Mapping[str, TensorEntry], storage: Storage, expected: Mapping[str, tuple[int, ...]], where: str
+) -> tuple[dict[str, TensorEntry], dict[str, Rearranged]]:
+    """The tensors `found` with each part of a stacked one in its place; and those that have to be rearranged.
 
     Raises:
         UsageError: a stacked tensor does not have the rows of its parts, or a part is there by itself as well.
     """
-    entries: dict[str, TensorEntry] = {}
+    entries, made = dict[str, TensorEntry](), dict[str, Rearranged]()
     for name, entry in found.items():
-        parts = parts_of(name, fused, expected) if entry.location is not None else None
-        made = [(name, entry)] if parts is None else list(_split(entry, parts, where))
-        for part, made_entry in made:
+        for part, made_entry, rearranged in _parts(name, entry, storage, expected, where):
             if part in entries:
                 raise UsageError(f"{where} holds {part} by itself and inside of a fused tensor: keep one of them")
             entries[part] = made_entry
-    return entries
+            if rearranged is not None:
+                made[part] = rearranged
+    return entries, made
 
 
-def _split(entry: TensorEntry, parts: list[tuple[str, slice]], where: str) -> Iterator[tuple[str, TensorEntry]]:
-    rows, location = parts[-1][1].stop, entry.location
-    assert location is not None
-    if not entry.shape or entry.shape[0] != rows:
+def _parts(
+    name: str, entry: TensorEntry, storage: Storage, expected: Mapping[str, tuple[int, ...]], where: str
+) -> Iterator[tuple[str, TensorEntry, Rearranged | None]]:
+    """What a stored tensor holds."""
+    parts = parts_of(name, storage.fused, expected) if entry.location is not None else None
+    turned = storage.inputs_first and entry.location is not None and ".layers." in name and len(entry.shape) == 2
+    shape = entry.shape[::-1] if turned else entry.shape
+    stored = entry.stored_name or entry.name
+    if parts is None:
+        whole = Rearranged(entry, slice(None), replace(storage, heads=None)) if turned else None
+        yield name, replace(entry, shape=shape, location=None, stored_name=stored) if turned else entry, whole
+        return
+    rows = parts[-1][1].stop
+    if not shape or shape[0] != rows:
         raise UsageError(
-            f"{entry.stored_name or entry.name} in {where} has shape {list(entry.shape)}; its config calls for {rows} "
-            f"rows, those of {', '.join(name for name, _ in parts)} in turn. Config and weights belong to different "
-            "models, or one of them was edited"
+            f"{stored} in {where} has shape {list(entry.shape)}; its config calls for {rows} "
+            f"{'columns' if turned else 'rows'}, those of {', '.join(part for part, _ in parts)} in turn. Config and "
+            "weights belong to different models, or one of them was edited"
         )
-    width = location.length // rows
-    for name, part in parts:
-        count = part.stop - part.start
-        place = FileSlice(location.path, location.offset + part.start * width, count * width)
-        shape = (count, *entry.shape[1:])
-        stored = entry.stored_name or entry.name
-        yield name, replace(entry, name=name, shape=shape, location=place, stored_name=stored)
+    width = 0 if entry.location is None else entry.location.length // rows
+    for part, of in parts:
+        own = replace(entry, name=part, shape=(of.stop - of.start, *shape[1:]), location=None, stored_name=stored)
+        if turned or storage.heads is not None:
+            heads = storage.heads or 1
+            yield part, own, Rearranged(entry, slice(of.start // heads, of.stop // heads), storage)
+        else:
+            assert entry.location is not None
+            place = FileSlice(entry.location.path, entry.location.offset + of.start * width, own.shape[0] * width)
+            yield part, replace(own, location=place), None

@@ -20,7 +20,13 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Sou
 from blockexport.models.checkpoints.fused_tensors import parts_of
 from blockexport.models.checkpoints.gguf_codes import SCHEMES, codes_and_scales
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
+from blockexport.models.checkpoints.tensor_names import (
+    EMBEDDING,
+    OUTPUT_HEAD,
+    POSITIONS,
+    expected_tensors,
+    needed_entries,
+)
 from blockexport.models.config.config_fields import RawFields
 from blockexport.models.config.model_config import ModelConfig, NormPlace
 from blockexport.models.errors import UsageError
@@ -40,6 +46,7 @@ _WHOLE = {
     "output_norm.weight": "model.norm.weight",
     "output_norm.bias": "model.norm.bias",
     "output.weight": OUTPUT_HEAD,
+    "position_embd.weight": POSITIONS,
 }
 _IN_BLOCK = {
     "attn_q": "self_attn.q_proj",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
-from blockexport.models.checkpoints.fused_tensors import taken_apart
+from blockexport.models.checkpoints.fused_tensors import Storage, taken_apart
 from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
@@ -43,12 +43,16 @@ class SafetensorsCheckpoint(Checkpoint):
         where = str(self.folder)
         self.config = read_hf_config(self.folder)
         content = read_json_object(self.folder / "config.json", "")
-        self.range_is_stated = "max_position_embeddings" in content
+        expected, family = expected_tensors(self.config), FAMILIES[self.config.model_type]
+        length = "max_position_embeddings"
+        self.range_is_stated = family.keys.get(length, length) in content
         stored, notes = stored_entries(self.folder)
         spelled = in_hugging_face_names(stored, self.config, where)
         packing = read_packing(content, str(self.folder / "config.json"))
-        expected, fused = expected_tensors(self.config), FAMILIES[self.config.model_type].fused
-        unpacked = Unpacked(taken_apart(spelled.entries, fused, expected, where), {})
+        heads = self.config.num_attention_heads if family.fused_by_head else None
+        storage = Storage(family.fused, heads, family.inputs_first)
+        entries, self._rearranged = taken_apart(spelled.entries, storage, expected, where)
+        unpacked = Unpacked(entries, {})
         if packing is not None:
             unpacked = with_packed(unpacked.entries, packing, expected, where)
         found, self._packed = unpacked.entries, unpacked.matrices
@@ -59,11 +63,13 @@ class SafetensorsCheckpoint(Checkpoint):
         if self.config.tie_word_embeddings and OUTPUT_HEAD in found:
             _check_tied_head(found[EMBEDDING], found[OUTPUT_HEAD])
         parts = [entry for name, matrix in self._packed.items() if name in self.entries for entry in matrix.parts]
+        parts += [one.whole for name, one in self._rearranged.items() if name in self.entries]
         files = sorted({entry.location.path for entry in (*self.entries.values(), *parts) if entry.location})
         self.source = Source("safetensors", reference or str(self.folder), tuple(files))
 
     def read(self, name: str) -> torch.Tensor:
-        """See `Checkpoint.read`. The tensor maps the file's pages, and nothing is copied, unless it is packed."""
+        """See `Checkpoint.read`. The tensor maps the file's pages, and nothing is copied, unless it is packed or lies
+        otherwise in the file."""
         from blockexport.models.checkpoints.mapped_tensor import tensor_of
 
         entry = self.entries[name]
@@ -71,6 +77,10 @@ class SafetensorsCheckpoint(Checkpoint):
             from blockexport.models.checkpoints.packed_values import values_of
 
             return values_of(self._packed[name], str(self.folder))
+        if name in self._rearranged:
+            made = self._rearranged[name]
+            assert made.whole.location is not None
+            return made.of(tensor_of(made.whole.location, made.whole.dtype, made.whole.shape))
         assert entry.location is not None
         return tensor_of(entry.location, entry.dtype, entry.shape)
 
@@ -78,7 +88,8 @@ class SafetensorsCheckpoint(Checkpoint):
         """See `Checkpoint.strips`. The pages of a strip are given back with it; a packed tensor is read as a whole."""
         from blockexport.models.checkpoints.mapped_tensor import strips_of
 
-        return super().strips(name) if name in self._packed else strips_of(self.entries[name])
+        made = name in self._packed or name in self._rearranged
+        return super().strips(name) if made else strips_of(self.entries[name])
 
     def read_codes(self, name: str) -> QuantisedMatrix:
         """See `Checkpoint.read_codes`."""

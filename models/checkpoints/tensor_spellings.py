@@ -37,7 +37,7 @@ WRAPPERS: Mapping[str, str] = {
 _TRANSPARENT = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
 """Wrappers of any module, which may stand in the middle of a name too."""
 
-_OUTSIDE_LAYERS = ("embed_tokens", "norm", "rotary_emb")
+_OUTSIDE_LAYERS = ("embed_tokens", "embed_positions", "norm", "rotary_emb")
 _HEAD = OUTPUT_HEAD.partition(".")[0]
 
 
@@ -83,11 +83,9 @@ def in_hugging_face_names(stored: Mapping[str, TensorEntry], config: ModelConfig
 
 
 def usual_name(name: str, tensor_names: Mapping[str, str]) -> str:
-    """A tensor of a layer by the module's name in other families."""
+    """A tensor by the names that its modules have in other families."""
     for own, usual in tensor_names.items():
-        front, found, part = name.rpartition(f".{own}.")
-        if found and "." not in part:
-            return f"{front}.{usual}.{part}"
+        name = f".{name}.".replace(f".{own}.", f".{usual}.", 1)[1:-1]
     return name
 
 

@@ -201,3 +201,12 @@ def check_derived_width(fields: RawFields) -> None:
     hidden_size, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     why = f"this family's heads are {fields.said('hidden_size')} / {fields.said('num_attention_heads')} wide"
     fields.only("head_dim", (None, hidden_size // heads), why)
+
+
+def check_no_groups(fields: RawFields) -> None:
+    """Refuse key/value heads of another number in a family without this key, as transformers does not read it.
+
+    Raises UsageError.
+    """
+    heads = fields.integer("num_attention_heads")
+    fields.only("num_key_value_heads", (None, heads), "this family's heads each have keys and values of their own")

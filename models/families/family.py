@@ -76,7 +76,8 @@ class Family:
     Attributes:
         model_type: its name.
         class_name: transformers' class, which stands under `architectures`.
-        max_position_embeddings: transformers' default, as are the next seven, for a key that is absent.
+        max_position_embeddings: transformers' default, as are the next eight, for a key that is absent.
+        mlp_ratio: how many times as wide as the stream the MLP is; None where its width has to be stated.
         num_key_value_heads: None means as many heads as queries have.
         head_dim: None means a width of D / N.
         rms_norm_eps: added to the mean of squares.
@@ -88,13 +89,17 @@ class Family:
         eos_token_ids: tokens that end a text.
         bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
         qkv_bias: q, k and v always have biases, where no key says so.
+        every_bias: so do o and the MLP.
         qk_norm: query and key heads are normed before RoPE.
         fused: projections that a checkpoint has stacked in one matrix, and their parts in order.
-        tensor_names: what its checkpoints call modules of a layer, and what other families call them. A bundle of such
-            a model has no `config.json`: transformers would look for its tensors by the former.
+        fused_by_head: and their rows follow each other head by head.
+        inputs_first: the matrices of a layer lie [in, out] (`Conv1D`).
+        tensor_names: what its checkpoints call modules, or what holds them, and what other families call them. A bundle
+            of such a model has no `config.json`: transformers would look for its tensors by the former.
         written_as: the family as which a bundle's `config.json` describes a model, where the bundle's tensors are named
             like that one's; None: as itself.
         keys: what its files call keys that those of other families call otherwise.
+        learned_positions: a learned vector for each position is added to the embedding, and there is no RoPE.
         partial_rotary_factor: the share of a head that RoPE turns where no key says it; None: there is no such key.
         completed: the config with the options that its family and its other fields decide.
         ignored: keys without a meaning in this family alone, each with the reason.
@@ -113,6 +118,7 @@ class Family:
     max_position_embeddings: int
     read_layers: Callable[[RawFields, int], LayerOptions]
     write_layers: Callable[[ModelConfig], dict[str, Any]]
+    mlp_ratio: int | None = None
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     rms_norm_eps: float = 1e-6
@@ -124,14 +130,18 @@ class Family:
     eos_token_ids: tuple[int, ...] = ()
     bias_keys: tuple[Literal["attention_bias", "mlp_bias"], ...] = ()
     qkv_bias: bool = False
+    every_bias: bool = False
     qk_norm: bool = False
     read_act: Callable[[RawFields], HiddenAct] = _silu
     act_key: str = "hidden_act"
     keys: Mapping[str, str] = field(default_factory=dict)
+    learned_positions: bool = False
     partial_rotary_factor: float | None = None
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fused_by_head: bool = False
+    inputs_first: bool = False
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     written_as: str | None = None
     completed: Callable[[ModelConfig], ModelConfig] = lambda config: config

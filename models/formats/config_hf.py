@@ -18,7 +18,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.families.family import Family
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
-from blockexport.models.formats.config_rope import read_rope
+from blockexport.models.formats.config_rope import no_rope, read_rope
 from blockexport.models.formats.packing import KEY, read_packing
 from blockexport.models.regular_file import is_there, no_repeated_key, read_json_object
 from blockexport.models.strict_json import shown
@@ -56,14 +56,14 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
     check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
-    rope = read_rope(fields, max_position_embeddings, family, head_dim)
+    rope = no_rope(fields) if family.learned_positions else read_rope(fields, max_position_embeddings, family, head_dim)
     by_layer = family.read_layers(fields, layers)
     qkv_bias, o_bias, mlp_bias = _biases(fields, family)
     config = ModelConfig(
         model_type=family.model_type,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=_intermediate_size(fields, family, hidden_size),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
@@ -76,6 +76,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
+        learned_positions=family.learned_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tie_word_embeddings),
         dtype=_dtype(fields),
         bos_token_id=fields.optional_integer("bos_token_id", family.bos_token_id, minimum=0),
@@ -106,8 +107,18 @@ def _dtype(fields: RawFields) -> str:
     return str(new or old or "float32")
 
 
+def _intermediate_size(fields: RawFields, family: Family, hidden_size: int) -> int:
+    if family.mlp_ratio is None:
+        return fields.integer("intermediate_size")
+    return fields.optional_integer("intermediate_size") or family.mlp_ratio * hidden_size
+
+
 def _biases(fields: RawFields, family: Family) -> tuple[bool, bool, bool]:
     """Whether q, k, v have biases, whether o has one, and whether the MLP has them."""
+    if family.every_bias:
+        for key in ("attention_bias", "mlp_bias"):
+            fields.only(key, (True,), f"{family.model_type} has biases in all its projections")
+        return True, True, True
     stated = {key: fields.flag(key, False) for key in family.bias_keys}
     if "mlp_bias" not in stated:
         fields.only("mlp_bias", (False,), f"{family.model_type} has no biases in its MLP")

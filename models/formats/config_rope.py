@@ -27,6 +27,13 @@ class Rope(NamedTuple):
     rotary_dim: int | None = None
 
 
+def no_rope(fields: RawFields) -> Rope:
+    """That of a family without it. Raises UsageError where a key says something else."""
+    for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"):
+        fields.only(key, (None,), "this family adds learned vectors of the positions and has no RoPE")
+    return Rope(10_000.0, None)
+
+
 def read_rope(fields: RawFields, max_position: int, family: Family, head_dim: int) -> Rope:
     """RoPE's keys. Raises UsageError for an unknown RoPE type or keys that disagree."""
     if family.sliding_rope_theta is None:
