@@ -102,6 +102,7 @@ def write_odd_folder(folder: Path) -> tuple[ModelConfig, Weights]:
 
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
+    "model.embed_positions": "position_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
     "self_attn.q_proj": "attn_q",
@@ -206,7 +207,7 @@ def add_weights(
 
     Those of `kinds` are quantised, the others F32.
     """
-    for name, tensor in (stacked(weights) if writer.arch == "phi3" else weights).items():
+    for name, tensor in (stacked(weights) if writer.arch in ("gpt2", "phi3") else weights).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads is not None and writer.arch in ("llama", "granite", "olmo", "smollm3"):

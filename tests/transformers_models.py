@@ -50,6 +50,19 @@ WINDOW = 23  # of the families that have one
 _NO_EPS = {name: size for name, size in _SIZES.items() if name != "rms_norm_eps"}  # a family's own key has it
 _DERIVED = {name: size for name, size in _NO_EPS.items() if name != "head_dim"} | {"hidden_size": 96}  # D / N is H
 
+_GPT2: dict[str, Any] = {
+    "vocab_size": 131,
+    "n_embd": 96,
+    "n_inner": 76,
+    "n_layer": 2,
+    "n_head": 6,
+    "n_positions": POSITIONS,
+    "layer_norm_epsilon": 1e-4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attn_implementation": "sdpa",
+}
+
 FAMILIES: Mapping[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_SIZES),
     "llama-linear": lambda: transformers.LlamaConfig(
@@ -106,6 +119,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         mlp_bias=True,
         pad_token_id=None,
     ),
+    "gpt2": lambda: transformers.GPT2Config(**_GPT2),
     "cohere": lambda: transformers.CohereConfig(**_NO_EPS, logit_scale=1.5, pad_token_id=None),
     "nemotron": lambda: transformers.NemotronConfig(**_NO_EPS, norm_eps=1e-4, attention_bias=True, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**_DERIVED, pad_token_id=None),
@@ -138,7 +152,7 @@ def make_model(family: str, *, tied: bool = False, seed: int = 0, windowed: bool
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     # A norm that multiplies by 1 + weight starts with zeros.
-    gain = getattr(model.model.norm, "weight", None)
+    gain = getattr(getattr(model.base_model, "norm", None), "weight", None)
     lowest = 0.25 - float(gain is not None and not gain.any())
     for name, parameter in model.named_parameters():
         if name.endswith("weight") and parameter.ndim == 1:

@@ -8,6 +8,7 @@ from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
 from blockexport.models.families.gemma3_text import GEMMA3
+from blockexport.models.families.gpt2 import GPT2
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
@@ -30,6 +31,7 @@ _ALL = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GPT2,
     GRANITE,
     LLAMA,
     MINISTRAL,

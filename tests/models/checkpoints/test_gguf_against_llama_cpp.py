@@ -102,7 +102,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WITH_LAYER_NORM = ("command-r", "nemotron", "olmo", "stablelm", "starcoder2")
+WITH_LAYER_NORM = ("command-r", "gpt2", "nemotron", "olmo", "stablelm", "starcoder2")
 WINDOWLESS = (
     *("llama", "ernie4_5", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *WITH_LAYER_NORM,
@@ -149,6 +149,11 @@ def config_of(arch: str) -> ModelConfig:
     options: dict[str, dict[str, Any]] = {
         "smollm3": {"num_hidden_layers": 9, "layers_without_rope": (3, 7)},
         "stablelm": {"rotary_dim": 6},
+        "gpt2": {
+            **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings", "learned_positions"), True),
+            "num_key_value_heads": 4,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
         "starcoder2": {
             **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings"), True),
             "hidden_act": "gelu_pytorch_tanh",
