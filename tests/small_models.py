@@ -176,6 +176,8 @@ def add_options(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if config.final_logit_softcapping is not None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gpt_neox":
+        writer.add_parallel_residual(config.residual == "parallel")
     if config.model_type == "granite":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -207,7 +209,7 @@ def add_weights(
 
     Those of `kinds` are quantised, the others F32.
     """
-    for name, tensor in (stacked(weights) if writer.arch in ("gpt2", "phi3") else weights).items():
+    for name, tensor in (stacked(weights) if writer.arch in ("gpt2", "gptneox", "phi3") else weights).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads is not None and writer.arch in ("llama", "granite", "olmo", "smollm3"):

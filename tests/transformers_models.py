@@ -50,6 +50,7 @@ WINDOW = 23  # of the families that have one
 _NO_EPS = {name: size for name, size in _SIZES.items() if name != "rms_norm_eps"}  # a family's own key has it
 _DERIVED = {name: size for name, size in _NO_EPS.items() if name != "head_dim"} | {"hidden_size": 96}  # D / N is H
 
+_UNGROUPED = {name: size for name, size in _DERIVED.items() if name != "num_key_value_heads"}
 _GPT2: dict[str, Any] = {
     "vocab_size": 131,
     "n_embd": 96,
@@ -120,6 +121,14 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         pad_token_id=None,
     ),
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**_UNGROUPED, layer_norm_eps=1e-4),
+    "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(
+        **_UNGROUPED,
+        use_parallel_residual=False,
+        attention_bias=False,
+        hidden_act="gelu_new",
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    ),
     "cohere": lambda: transformers.CohereConfig(**_NO_EPS, logit_scale=1.5, pad_token_id=None),
     "nemotron": lambda: transformers.NemotronConfig(**_NO_EPS, norm_eps=1e-4, attention_bias=True, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**_DERIVED, pad_token_id=None),

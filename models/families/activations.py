@@ -11,6 +11,7 @@ ACT_NAMES: dict[str, HiddenAct] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
     "gelu_new": "gelu_pytorch_tanh",
+    "gelu_fast": "gelu_pytorch_tanh",
     "relu2": "relu2",
 }
 

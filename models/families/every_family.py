@@ -9,6 +9,7 @@ from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
 from blockexport.models.families.gemma3_text import GEMMA3
 from blockexport.models.families.gpt2 import GPT2
+from blockexport.models.families.gpt_neox import GPT_NEOX
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
@@ -32,6 +33,7 @@ _ALL = (
     GEMMA2,
     GEMMA3,
     GPT2,
+    GPT_NEOX,
     GRANITE,
     LLAMA,
     MINISTRAL,

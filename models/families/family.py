@@ -88,6 +88,7 @@ class Family:
         bos_token_id: None where it has none.
         eos_token_ids: tokens that end a text.
         bias_keys: those that a config may set; `attention_bias` is for q, k, v and o.
+        bias_default: their value where a config does not.
         qkv_bias: q, k and v always have biases, where no key says so.
         every_bias: so do o and the MLP.
         qk_norm: query and key heads are normed before RoPE.
@@ -129,6 +130,7 @@ class Family:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     bias_keys: tuple[Literal["attention_bias", "mlp_bias"], ...] = ()
+    bias_default: bool = False
     qkv_bias: bool = False
     every_bias: bool = False
     qk_norm: bool = False

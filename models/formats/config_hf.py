@@ -119,7 +119,7 @@ def _biases(fields: RawFields, family: Family) -> tuple[bool, bool, bool]:
         for key in ("attention_bias", "mlp_bias"):
             fields.only(key, (True,), f"{family.model_type} has biases in all its projections")
         return True, True, True
-    stated = {key: fields.flag(key, False) for key in family.bias_keys}
+    stated = {key: fields.flag(key, family.bias_default) for key in family.bias_keys}
     if "mlp_bias" not in stated:
         fields.only("mlp_bias", (False,), f"{family.model_type} has no biases in its MLP")
     if "attention_bias" not in stated:

@@ -102,7 +102,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WITH_LAYER_NORM = ("command-r", "gpt2", "nemotron", "olmo", "stablelm", "starcoder2")
+WITH_LAYER_NORM = ("command-r", "gpt2", "gptneox", "nemotron", "olmo", "stablelm", "starcoder2")
 WINDOWLESS = (
     *("llama", "ernie4_5", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *WITH_LAYER_NORM,
@@ -112,6 +112,7 @@ EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
     ("stablelm, parallel", nothing),
+    ("gptneox, serial", nothing),
     ("llama", old_linear),
     ("qwen2", old_length),
     ("llama", factors),
@@ -142,13 +143,23 @@ REFUSED: list[tuple[str, Add, str]] = [
 ]
 
 
-FAMILY_OF = {"command-r": "cohere", "gemma3": "gemma3_text"}
+_EVERY_BIAS = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), True)
+_NEOX: dict[str, Any] = {
+    **_EVERY_BIAS,
+    "num_key_value_heads": 4,
+    "rotary_dim": 6,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+
+FAMILY_OF = {"gptneox": "gpt_neox", "command-r": "cohere", "gemma3": "gemma3_text"}
 
 
 def config_of(arch: str) -> ModelConfig:
     options: dict[str, dict[str, Any]] = {
         "smollm3": {"num_hidden_layers": 9, "layers_without_rope": (3, 7)},
         "stablelm": {"rotary_dim": 6},
+        "gptneox": {**_NEOX, "residual": "parallel"},
+        "gptneox, serial": _NEOX,
         "gpt2": {
             **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings", "learned_positions"), True),
             "num_key_value_heads": 4,

@@ -28,10 +28,23 @@ GPT2: dict[str, Any] = {
     "n_positions": 77,
 }
 
+NEOX: dict[str, Any] = {
+    "model_type": "gpt_neox",
+    "vocab_size": 331,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "rotary_pct": 0.5,
+    "rotary_emb_base": 5000,
+}
+
 
 @pytest.mark.parametrize(
     "data",
     [
+        NEOX,
+        {**NEOX, "attention_bias": False, "use_parallel_residual": False, "tie_word_embeddings": True},
         GPT2,
         {**GPT2, "n_inner": 88, "n_ctx": 77, "activation_function": "gelu", "tie_word_embeddings": False},
         {**GPT2, "n_inner": None, "reorder_and_upcast_attn": True, "summary_type": "cls_index"},
@@ -56,6 +69,10 @@ def test_as_many_parameters_as_transformers_counts(data: Mapping[str, Any]) -> N
         ({**GPT2, "head_dim": 16}, "head_dim is 16.*n_embd / n_head"),
         ({**GPT2, "mlp_bias": False}, "biases in all its projections"),
         ({**GPT2, "n_inner": 0}, "n_inner is 0"),
+        ({**NEOX, "rope_theta": 1e4}, "models of this type call it rotary_emb_base"),
+        ({**NEOX, "rotary_pct": 0.4}, "rotary_pct is 0.4.*pairs"),
+        ({**NEOX, "num_key_value_heads": 3}, "num_key_value_heads is 3"),
+        ({**NEOX, "mlp_bias": False}, "mlp_bias"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_its_key(data: Mapping[str, Any], said: str) -> None:
@@ -91,4 +108,21 @@ def test_the_names_of_the_first_checkpoints_are_known(tmp_path: Path) -> None:
         rows = slice(96 * part, 96 * (part + 1))
         attention = f"model.layers.1.self_attn.{name}_proj"
         assert torch.equal(checkpoint.read(f"{attention}.weight"), fused.weight.T[rows])
+        assert torch.equal(checkpoint.read(f"{attention}.bias"), fused.bias[rows])
+
+
+def test_q_k_and_v_are_taken_out_of_each_head(tmp_path: Path) -> None:
+    """By GPT-NeoX's own names, with the masks and frequencies that it once saved."""
+    model = save_model(make_model("gpt_neox"), tmp_path / "model")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    early = {name.replace("lm_head.", "embed_out."): tensor for name, tensor in stored.items()}
+    early |= {f"gpt_neox.layers.{layer}.attention.bias": torch.ones(1, 1, 512, 512) for layer in range(2)}
+    early |= {f"gpt_neox.layers.{layer}.attention.rotary_emb.inv_freq": torch.ones(2) for layer in range(2)}
+    save_file(early, tmp_path / "model" / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path / "model"))
+    fused = model.gpt_neox.layers[1].attention.query_key_value
+    for part, name in enumerate("qkv"):
+        rows = [48 * head + 16 * part + row for head in range(6) for row in range(16)]
+        attention = f"model.layers.1.self_attn.{name}_proj"
+        assert torch.equal(checkpoint.read(f"{attention}.weight"), fused.weight[rows])
         assert torch.equal(checkpoint.read(f"{attention}.bias"), fused.bias[rows])
