@@ -33,6 +33,7 @@ COMMANDS = {
     "lint": "Find what TensorRT would misread in an ONNX file.",
     "inspect": "Count a model's parameters, operations and cache.",
     "generate": "Answer a prompt from a bundle.",
+    "serve": "Serve a bundle to many clients, as OpenAI's API.",
     "selftest": "Replay a bundle's golden vectors on this machine.",
     "verify": "Check every file of a bundle, without running it.",
     "diff": "Tell what differs between two bundles.",

@@ -61,6 +61,8 @@ HOMES: dict[str, set[str]] = {
     "jinja2": {"compare/report/html_page.py", "runtime/text/template_worker.py"},
     "onnxruntime_genai": {"runtime/bench/genai_runner.py"},
     "xllamacpp": {"runtime/bench/llama_runner.py"},
+    "starlette": {"runtime/serving/http_app.py"},
+    "uvicorn": {"runtime/serving/http_server.py"},
     "rich": {
         "cli/bench_view.py",
         "cli/console.py",

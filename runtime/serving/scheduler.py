@@ -32,7 +32,11 @@ CHUNK = 64  # tokens of prompts in one turn
 
 
 class BusyError(BlockexportError):
-    """As many requests wait as may wait, or the scheduler takes no more."""
+    """As many requests wait as may wait."""
+
+
+class ClosedError(BusyError):
+    """The scheduler takes no more."""
 
 
 class Ticket:
@@ -138,14 +142,14 @@ class Scheduler:
             text: makes text of its tokens and ends it at a stop string.
 
         Raises:
-            BusyError: the queue is full, or `close` was called.
+            BusyError: the queue is full, or (ClosedError) `close` was called.
             UsageError: an empty prompt, one longer than the cache, an id out of the vocabulary.
         """
         check_prompt(self.decoder, request.prompt_ids, request.max_new_tokens)
         ticket = Ticket(request, listener, text, self._clock())
         with self._changed:
             if not self._open:
-                raise BusyError("the server is shutting down and takes no more requests: try another, or later")
+                raise ClosedError("the server is shutting down and takes no more requests: try another, or later")
             # Free rows are lent with the next turn, so that those who wait for them do not count.
             waiting = len(self._queue) - (self._rows.count - self._rows.lent)
             if waiting >= self._queue_limit:
@@ -153,6 +157,10 @@ class Scheduler:
             self._queue.append(ticket)
             self._changed.notify()
         return ticket
+
+    def metrics_page(self) -> str:
+        """Its counts and times as Prometheus reads them."""
+        return self.metrics.page(rows=self._rows.count, answering=self.answering, waiting=self.waiting)
 
     @property
     def waiting(self) -> int:

@@ -126,6 +126,10 @@ class BundleTokenizer:
         stream = self.stream(after)
         return "".join([stream.push(token_id) for token_id in ids]) + stream.flush()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for; a special token, which is no text, for its own name."""
+        return self._bytes[token_id] or (self._tokenizer.id_to_token(token_id) or "").encode()
+
     def sampling_options(
         self,
         temperature: float | None = None,

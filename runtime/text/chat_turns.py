@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import is_there, read_json_object
+from blockexport.models.strict_json import read_record
 from blockexport.runtime.text.bundle_tokenizer import chat_template_of
 from blockexport.runtime.text.chat_template import Message, render_chats
 
@@ -56,6 +58,13 @@ class ChatTurns:
     trim: bool
     drop_thinking: bool
 
+    def fits(self, messages: Sequence[Message]) -> bool:
+        """Whether `messages` are a conversation that `render` takes."""
+        roles = [message["role"] for message in messages]
+        if roles[:1] == ["system"] and self.system is not None:
+            roles = roles[1:]
+        return len(roles) % 2 == 1 and all(role == ("assistant" if i % 2 else "user") for i, role in enumerate(roles))
+
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for `messages`: an optional system message, then user and assistant in turns, the user last."""
         texts = [self._shown(str(m["content"]), m["role"] == "assistant") for m in messages]
@@ -80,6 +89,21 @@ def chat_turns_of(render: Render) -> ChatTurns | None:
         return turns if turns is not None and _holds(turns, render) else None
     except (UsageError, ValueError):
         return None
+
+
+def read_chat_turns(folder: Path) -> ChatTurns | None:
+    """The frame in a bundle's folder; None where it has none.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = folder / CHAT_TURNS_FILE
+    if not is_there(path):
+        return None
+    try:
+        return read_record(ChatTurns, read_json_object(path, "export the bundle again"), "")
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}: export the bundle again") from error
 
 
 def write_chat_turns(folder: Path, note: Callable[[str], None] = lambda message: None) -> list[str]:

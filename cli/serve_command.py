@@ -1,0 +1,110 @@
+"""`blockexport serve`: a bundle behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blockexport.cli import console, options
+from blockexport.models.errors import NotJudgedError
+from blockexport.models.exit_codes import ExitCode
+from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.threads import use_threads
+
+
+def serve(
+    bundle: options.Bundle,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    rows: Annotated[
+        int, typer.Option("--rows", "-B", metavar="B", min=1, help="Rows of the cache: answers at once.")
+    ] = 8,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What clients call the model. Default: the bundle's folder.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="BLOCKEXPORT_API_KEY",
+            show_envvar=False,
+            help="What clients have to send. Other users of this machine can read a command line: "
+            "BLOCKEXPORT_API_KEY in the environment does the same.",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", "-n", min=1, help="The most tokens of any answer.")
+    ] = None,
+    queue: Annotated[int, typer.Option("--queue", min=0, help="Requests that may wait for a row.")] = 64,
+    connections: Annotated[int, typer.Option("--connections", min=1, help="Connections that may be open.")] = 512,
+    max_body: Annotated[
+        int, typer.Option("--max-body", metavar="BYTES", min=1, help="Bytes that a request's body may have.")
+    ] = 1 << 20,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="For one request, waiting included.")
+    ] = 600.0,
+    drain: Annotated[
+        int, typer.Option("--drain", metavar="SECONDS", min=1, help="After SIGTERM, for answers that have begun.")
+    ] = 60,
+    backend: options.Backend = ONNXRUNTIME.name,
+    model: options.Source = None,
+    threads: options.Threads = None,
+    max_sequence_length: options.OtherSlots = None,
+    exact: options.Exact = False,
+    quiet: options.Quiet = False,
+) -> ExitCode:
+    """Serve a bundle to many clients at once, through OpenAI's HTTP interface.
+
+    There are /v1/chat/completions, /v1/completions (both also as streams), /v1/models, /health and /metrics. Requests
+    share the B rows of one static cache, for which there is memory for B x M slots; each answer is what it is alone.
+    SIGTERM or Ctrl-C ends the server when the answers that have begun are whole.
+
+    Example: blockexport serve smollm2 --rows 4 --port 8000
+    """
+    from blockexport.export.bundle.manifest import read_manifest
+    from blockexport.export.bundle.own_verdict import known_bad
+    from blockexport.runtime.open import open_decoder
+
+    try:
+        from blockexport.runtime.serving.http_app import HttpLimits
+        from blockexport.runtime.serving.http_server import ServerOptions
+        from blockexport.runtime.serving.http_server import serve as serve_bundle
+    except ModuleNotFoundError as error:
+        raise NotJudgedError(
+            f"{error.name} is not installed, and serve needs it: pip install 'blockexport[serve]'"
+        ) from error
+
+    manifest = read_manifest(bundle)
+    if (reason := known_bad(bundle, manifest)) is not None:
+        console.say(f"warning: {reason}")
+    use_threads(threads)
+    decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model, exact=exact)
+    asked = ServerOptions(
+        host=host,
+        port=port,
+        name=name,
+        rows=rows,
+        queue_limit=queue,
+        most_new_tokens=max_new_tokens,
+        seconds=timeout,
+        connections=connections,
+        drain_seconds=drain,
+        http=HttpLimits(body_bytes=max_body, api_key=api_key),
+    )
+
+    def ready(address: str) -> None:
+        slots = decoder.max_sequence_length
+        console.say(
+            f"{asked.name or bundle.resolve().name} on {address}/v1 ({rows} rows of {slots} slots)", quiet=quiet
+        )
+        if api_key is None and not _is_loopback(host):
+            console.say(f"warning: whoever reaches {host} may use it: --api-key asks for a key")
+
+    serve_bundle(bundle, decoder, asked, ready)
+    return ExitCode.GOOD
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
