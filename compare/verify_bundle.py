@@ -16,7 +16,7 @@ from blockexport.export.bundle.own_verdict import PARITY, REPORT_JSON, why_bad
 from blockexport.export.bundle.trt_library import load_library
 from blockexport.export.bundle.verify_graph import wrong_graph
 from blockexport.export.onnx_export import stored_weights
-from blockexport.export.output.atomic_write import abandoned
+from blockexport.export.output.atomic_write import PLAN, abandoned
 from blockexport.export.output.ownership import strangers
 from blockexport.export.weights.weight_files import write_weights
 from blockexport.models.errors import NotJudgedError, UsageError
@@ -82,6 +82,10 @@ def verify_bundle(bundle: str | Path, *, source: str | Path | None = None, progr
         not_checked.append("whether the manifest was changed: a blockexport wrote it that did not put its digest there")
     problems += wrong_files(folder, manifest, progress)
     problems += [f"{folder / name} is not listed in the manifest" for name in strangers(folder)]
+    if (folder / PLAN).exists():
+        problems.append(
+            f"{folder / PLAN} was left by a process that was killed over it, and cannot be carried out here"
+        )
     problems += [
         f"{path} was left by a process that was killed; the next one that adds to the bundle removes it"
         for path in abandoned(folder)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -75,12 +74,12 @@ def redeclare(
             written = _write(bundle, manifest, max_sequence_length, folder)
             read = {ONNX_FILE: manifest.files[ONNX_FILE].sha256, **manifest.files[ONNX_FILE].made_from}
             changed = add_files(
-                bundle, written, read, lambda now: _updated(now, manifest, max_sequence_length, written, dropped)
+                bundle,
+                written,
+                read,
+                lambda now: _updated(now, manifest, max_sequence_length, written, dropped),
+                dropped,
             )
-        for name in dropped:
-            (bundle / name).unlink(missing_ok=True)
-            with suppress(OSError):  # it holds something else; an empty folder would not be the bundle's own
-                (bundle / name).parent.rmdir()
         return Redeclared(changed, dropped)
     with staged(Path(output), [bundle], force=force) as stage:
         with disk_errors(Path(output)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from blockexport.export.bundle.file_check import changed_sources, file_entry
 from blockexport.export.bundle.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from blockexport.export.output.atomic_write import locked, partial_file, rename_together
-from blockexport.export.output.disk import disk_errors, folders_made
+from blockexport.export.output.disk import disk_errors
 from blockexport.models.errors import UsageError
 
 
@@ -23,6 +23,7 @@ def add_files(
     files: Mapping[str, Path],
     made_from: Mapping[str, str],
     change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+    removed: Iterable[str] = (),
 ) -> Manifest:
     """Move files into a sealed bundle and enter them into its manifest, all or none; older ones are replaced.
 
@@ -33,6 +34,7 @@ def add_files(
         files: names in the bundle, and where on its file system the files were made, as in an `addition`.
         made_from: the bundle's files that they derive from, with the sha256 of what was read.
         change: what else to change in the manifest.
+        removed: names of files that go, and that `change` takes out of the manifest.
 
     Returns:
         The new manifest.
@@ -53,8 +55,8 @@ def add_files(
             )
         updated = change(replace(manifest, files={**manifest.files, **entries}))
         places = [folder / name for name in files]
-        with folders_made(*(place.parent for place in places)), partial_file(folder / MANIFEST) as beside:
-            with disk_errors(folder):
-                beside.write_bytes(updated.to_bytes())
-            rename_together([*zip(files.values(), places, strict=True), (beside, folder / MANIFEST)])
+        with disk_errors(folder), partial_file(folder / MANIFEST) as beside:
+            beside.write_bytes(updated.to_bytes())
+            moves = [*zip(files.values(), places, strict=True), (beside, folder / MANIFEST)]
+            rename_together(folder, moves, [folder / name for name in removed])
     return updated

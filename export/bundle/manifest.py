@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from blockexport.export.output.atomic_write import replace_file
+from blockexport.export.output.atomic_write import finish_moves, replace_file
 from blockexport.export.output.ownership import MANIFEST as MANIFEST
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
@@ -183,6 +183,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not is_there(path):
         raise UsageError(_no_bundle(folder))
     require_utf8(folder)
+    finish_moves(folder)
     try:
         data = json.loads(read_bytes(path).decode("utf-8"))
         if not isinstance(data, dict):

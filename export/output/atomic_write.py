@@ -5,21 +5,25 @@ A process that is killed cannot clean up, so the name says whose it is, and the 
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from blockexport.export.output.disk import disk_errors, folders_made
 from blockexport.export.output.hidden_names import partial_origin, partial_path
 from blockexport.export.output.lock import NO_LOCKS, FileLock
+from blockexport.models.errors import UsageError
+from blockexport.models.regular_file import read_bytes
 
 LOCK = ".manifest.lock"
+PLAN = ".renames.json"  # of one who is renaming, in the folder
 _HERE = [name for name in ("SIGHUP", "SIGALRM") if hasattr(signal, name)]  # the last by a timer: see cli/interrupts.py
 ENDING = (signal.SIGINT, signal.SIGTERM, *(getattr(signal, name) for name in _HERE))
 
@@ -57,8 +61,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
             partials[name].write_bytes(content)
         with locked(folder):  # of two writers at once, all files are the later one's
-            for name, partial in partials.items():
-                os.replace(partial, folder / name)
+            rename_together(folder, [(partial, folder / name) for name, partial in partials.items()])
 
 
 def abandoned(folder: Path) -> list[Path]:
@@ -71,7 +74,8 @@ def abandoned(folder: Path) -> list[Path]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what is `abandoned` in `folder`."""
+    """Remove what is `abandoned` in `folder`, and do the rest of what was to be renamed."""
+    finish_moves(folder)
     for path in abandoned(folder):
         remove(path)
 
@@ -97,7 +101,8 @@ def is_running(process: int) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against others who rename files into it; waits for them, which takes them milliseconds."""
+    """Hold a folder against others who rename files into it; waits for them, which takes them milliseconds. What one
+    who was killed has begun is done when the body begins."""
     lock = None
     try:
         lock = FileLock.take(folder / LOCK)
@@ -105,6 +110,8 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise
     try:
+        if lock is not None and (folder / PLAN).is_file():
+            _finish(folder)
         yield
     finally:
         if lock is not None:
@@ -135,28 +142,85 @@ def signals_deferred() -> Iterator[None]:
             signal.raise_signal(arrived[0])
 
 
-def rename_together(moves: Sequence[tuple[Path, Path]]) -> None:
-    """Rename each first path to its second, replacing what lies there; where one fails, all is as it was before.
+def rename_together(folder: Path, moves: Sequence[tuple[Path, Path]], removed: Sequence[Path] = ()) -> None:
+    """Rename each first path to its second in `folder`, replacing what lies there, and remove what is `removed`; where
+    one step fails, all is as it was before. The last one is replaced in a single step.
 
-    The last one is replaced in a single step. A process killed in the middle may leave an earlier one missing.
+    The caller holds `locked(folder)`. What is to be done is written down first: of a process that is killed in the
+    middle, the next one does the rest.
     """
-    done: list[tuple[Path, Path, Path | None]] = []
+    plan = {
+        "moves": [[os.path.relpath(path, folder) for path in move] for move in moves],
+        "removed": [os.path.relpath(path, folder) for path in removed],
+    }
     with signals_deferred():
+        replace_file(folder / PLAN, json.dumps(plan).encode())
         try:
-            for new, place in moves[:-1]:
-                older = partial_path(new) if place.exists() else None
-                if older is not None:
-                    os.rename(place, older)
-                done.append((new, place, older))
-                os.rename(new, place)
-            os.replace(*moves[-1])
+            with folders_made(*(place.parent for _, place in moves)):
+                replaced = _rename_each(moves)
         except BaseException:
-            for new, place, older in reversed(done):
-                if place.exists():
-                    os.rename(place, new)
-                if older is not None:
-                    os.rename(older, place)
+            (folder / PLAN).unlink()
             raise
-        for _, _, older in done:
+        for older in replaced:
+            older.unlink()
+        _remove_each(removed)
+        (folder / PLAN).unlink()
+
+
+def _rename_each(moves: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """Where what was replaced is now; of the last one nothing is left."""
+    done: list[tuple[Path, Path, Path | None]] = []
+    try:
+        for new, place in moves[:-1]:
+            older = partial_path(new) if place.exists() else None
             if older is not None:
-                older.unlink()
+                os.rename(place, older)
+            done.append((new, place, older))
+            os.rename(new, place)
+        os.replace(*moves[-1])
+    except BaseException:
+        for new, place, older in reversed(done):
+            if place.exists():
+                os.rename(place, new)
+            if older is not None:
+                os.rename(older, place)
+        raise
+    return [older for _, _, older in done if older is not None]
+
+
+def finish_moves(folder: Path) -> None:
+    """Wait for one who is renaming in `folder`, if any; of one who was killed over it, do the rest. A folder that may
+    not be written stays as it is."""
+    if (folder / PLAN).is_file():
+        with suppress(OSError), locked(folder):
+            pass
+
+
+def _finish(folder: Path) -> None:
+    try:
+        plan = json.loads(read_bytes(folder / PLAN))
+        moves = [[_inside(folder, name) for name in move] for move in plan["moves"]]
+        removed = [_inside(folder, name) for name in plan["removed"]]
+        for new, place in moves:
+            if new.exists():
+                place.parent.mkdir(exist_ok=True)
+                os.replace(new, place)
+    except (UsageError, ValueError, TypeError, KeyError, RecursionError):  # none of ours
+        return
+    _remove_each(removed)
+    (folder / PLAN).unlink()
+
+
+def _remove_each(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds something else; an empty folder would not be the bundle's own
+            path.parent.rmdir()
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A path of a plan, which may be a stranger's: nothing outside of the folder is ever touched."""
+    path = folder / name
+    if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder)) or path.name in ("", ".."):
+        raise ValueError(f"{name} is outside")
+    return path

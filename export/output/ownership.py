@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from blockexport.export.output.atomic_write import LOCK, remove
+from blockexport.export.output.atomic_write import LOCK, PLAN, remove
 from blockexport.export.output.hidden_names import partial_origin
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_bytes
@@ -48,7 +48,7 @@ def _listed(folder: Path) -> Set[str] | None:
         files = manifest["files"]
         if not {"schema_version", "weights_digest"} <= manifest.keys():
             return None
-        return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {MANIFEST, LOCK}
+        return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {MANIFEST, LOCK, PLAN}
     except (UsageError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 

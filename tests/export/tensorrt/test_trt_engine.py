@@ -315,7 +315,7 @@ def test_files_renamed_together_are_handed_back_where_one_fails(tmp_path: Path) 
         path.write_text(path.name)
     (tmp_path / "place0").write_text("older")
     with pytest.raises(FileNotFoundError):
-        rename_together([(path, tmp_path / f"place{i}") for i, path in enumerate(new)])
+        rename_together(tmp_path, [(path, tmp_path / f"place{i}") for i, path in enumerate(new)])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "new0": "new0",
         "new1": "new1",

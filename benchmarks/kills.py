@@ -1,0 +1,218 @@
+"""What a SIGKILL at a random moment leaves: the old bundle or report, the complete new one, or none where one was made.
+
+    python benchmarks/kills.py [--count 1000] [--seed 1] [--full-disk]
+
+Commands on the preset `tiny` (export, quantise, redeclare, trt, aoti, compare --report) are begun and killed at some
+moment, one after the other in one folder, so that each also meets what earlier ones left. Every tenth is let through:
+it must succeed and leave nothing behind. With --full-disk the folder is a file system of 20 MB in memory that is filled
+to the last byte instead of the kill; the command must then say so (exit code 2) or succeed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from blockexport import verify_bundle
+from blockexport.export.output.atomic_write import finish_moves
+
+BLOCKEXPORT = str(Path(sys.executable).parent / "blockexport")
+HIDDEN_ALLOWED = "was left by a process"
+REPORT = ("report.json", "report.md", "report.html")
+DISK = 20 << 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A command with two forms, which make different files."""
+
+    forms: tuple[str, str]
+    place: str
+    before: str = ""
+
+    def arguments(self, form: int) -> list[str]:
+        """Of the program."""
+        return self.forms[form].split()
+
+
+MAKE = "onnx tiny --no-compare --quiet --force"
+KINDS = {
+    "export": Kind((f"{MAKE} -M 64 -o export", f"{MAKE} -M 96 -o export"), "export"),
+    "judged": Kind(("onnx tiny --quiet --force -M 48 -o judged", "onnx tiny -q --force -M 40 -o judged"), "judged"),
+    "quantise": Kind((f"{MAKE} --quantize int4 -o q", f"{MAKE} --quantize int8 -o q"), "q"),
+    "redeclare": Kind(("redeclare r -M 100 -q", "redeclare r -M 200 -q"), "r", f"{MAKE} -M 64 -o r"),
+    "report": Kind(
+        ("compare c --check decode --report report -q", "compare c --check prefill --report report -q"),
+        "report",
+        f"{MAKE} -M 64 -o c",
+    ),
+    "trt": Kind(
+        ("trt t --backend tensorrt-rtx --compute-capability 8.9 -q",
+         "trt t --backend tensorrt-rtx --compute-capability 8.9 --max-prefill 8 -q"),
+        "t",
+        f"{MAKE} --fp16 -M 64 -o t",
+    ),
+    "aoti": Kind(("aoti a --no-compare -q",) * 2, "a", f"{MAKE} -M 64 -o a"),
+}  # fmt: skip
+
+
+class Run:
+    """The commands in one folder, and what was seen.
+
+    Attributes:
+        seen: how often which outcome came, by command.
+        faults: what should not have been.
+    """
+
+    def __init__(self, folder: Path, kinds: list[str], seed: int) -> None:
+        self.folder, self.kinds, self.random = folder, kinds, random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.reports: list[dict[str, bytes]] = []
+
+    def begin(self, arguments: list[str]) -> subprocess.Popen[bytes]:
+        """A command, in a session of its own."""
+        return subprocess.Popen(
+            [BLOCKEXPORT, *arguments],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def through(self, name: str, arguments: list[str]) -> None:
+        """Let a command end."""
+        process = self.begin(arguments)
+        said = process.communicate()[1].decode(errors="replace")
+        if process.returncode != 0:
+            self.faults.append(f"{name} ended with {process.returncode}: {said[-400:]}")
+
+    def learn(self) -> None:
+        """How long each command takes, and what its reports hold."""
+        for name in self.kinds:
+            kind = KINDS[name]
+            if kind.before:
+                self.through(name, kind.before.split())
+            for form in range(2):
+                began = time.monotonic()
+                self.through(name, kind.arguments(form))
+                self.seconds[name] = time.monotonic() - began
+                if name == "report":
+                    self.reports.append(self.report())
+
+    def report(self) -> dict[str, bytes]:
+        """The files of the report."""
+        files = (self.folder / "report" / name for name in REPORT)
+        return {path.name: path.read_bytes() for path in files if path.exists()}
+
+    def once(self, number: int) -> None:
+        """A command, killed or let through."""
+        name = self.random.choice(self.kinds)
+        arguments = KINDS[name].arguments(self.random.randrange(2))
+        if number % 10 == 9:
+            self.through(name, arguments)
+            self.look(name, "let through", whole=True)
+            return
+        process = self.begin(arguments)
+        try:
+            process.wait(self.random.uniform(0, 1.05 * self.seconds[name]))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        self.look(name, "killed" if process.returncode == -signal.SIGKILL else f"ended with {process.returncode}")
+
+    def look(self, name: str, how: str, *, whole: bool = False) -> None:
+        """At what lies at a command's place now."""
+        place = self.folder / KINDS[name].place
+        if name == "report":
+            finish_moves(place)
+            state = "whole" if self.report() in self.reports else "absent" if not self.report() else "MIXED"
+            problems = ["a mixture of two reports"] if state == "MIXED" else []
+        elif not place.exists():
+            state, problems = "absent", []
+        else:
+            found = verify_bundle(place).problems
+            problems = [problem for problem in found if whole or HIDDEN_ALLOWED not in problem]
+            state = "whole"
+        if whole and (left := [p.name for p in self.folder.iterdir() if p.name.startswith(f".{place.name}.")]):
+            problems.append(f"left behind: {left}")
+        if whole and state == "absent":
+            problems.append("nothing was made")
+        self.seen[f"{name}: {how}, {state}"] += 1
+        self.faults += [f"{name} {how}: {problem}" for problem in problems]
+
+    def fill_once(self, number: int) -> None:
+        """A command whose disk is filled at a random moment."""
+        name = self.random.choice(self.kinds)
+        process = self.begin(KINDS[name].arguments(self.random.randrange(2)))
+        try:
+            process.wait(self.random.uniform(0, 1.05 * self.seconds[name]))
+        except subprocess.TimeoutExpired:
+            fill(self.folder / "ballast")
+        said = (process.communicate()[1] or b"").decode(errors="replace")
+        (self.folder / "ballast").unlink(missing_ok=True)
+        if process.returncode not in (0, 2):
+            self.faults.append(f"{name} on a full disk ended with {process.returncode}: {said[-400:]}")
+        self.look(name, f"ended with {process.returncode}")
+        hidden = [p.name for p in self.folder.rglob(".*") if p.name.startswith(".")]
+        self.faults += [f"{name} left {hidden}"] if hidden else []
+
+
+def fill(path: Path) -> None:
+    """Take all that is left of a file system."""
+    try:
+        with path.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+    except OSError:
+        return
+
+
+@contextmanager
+def place_to_work(*, small: bool) -> Iterator[Path]:
+    """A new folder, on a disk of its own where that is to fill up."""
+    with tempfile.TemporaryDirectory(prefix="kills-") as made:
+        if small:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", made], check=True)
+        try:
+            yield Path(made)
+        finally:
+            if small:
+                subprocess.run(["umount", made], check=True)
+
+
+def main() -> int:
+    """Print what was seen; 1 where something should not have been."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--full-disk", action="store_true")
+    asked = parser.parse_args()
+    kinds = [kind for kind in asked.only if kind != "trt" or find_spec("tensorrt_rtx") is not None]
+    with place_to_work(small=asked.full_disk) as folder:
+        run = Run(folder, kinds, asked.seed)
+        run.learn()
+        for number in range(asked.count):
+            run.fill_once(number) if asked.full_disk else run.once(number)
+            print(f"\r{number + 1} of {asked.count}, {len(run.faults)} faults", end="", file=sys.stderr, flush=True)
+    print(json.dumps({"seconds": run.seconds, "seen": dict(sorted(run.seen.items())), "faults": run.faults}, indent=1))
+    return 1 if run.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
