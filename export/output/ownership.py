@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -31,14 +31,22 @@ def strangers(folder: Path) -> list[str]:
 
 def remove_own(folder: Path) -> bool:
     """Remove a bundle's own files and the folders that are empty then; True when nothing is left."""
-    own = [name for name, is_own in _contents(folder, _listed(folder) or frozenset()) if is_own]
-    for name in sorted(own, key=lambda name: name == MANIFEST):  # the list itself last, should this be cut short
+    listed = _listed(folder) or frozenset()
+    own = [name for name, is_own in _contents(folder, listed) if is_own]
+    others = [name for name in own if name != MANIFEST]
+    for name in others:
         remove(folder / name)
-    parents = {parent for name in own for parent in PurePosixPath(name).parents}
-    for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
-        with suppress(OSError):  # it holds something else
-            (folder / parent).rmdir()
+    _remove_empty(folder, {parent for name in listed for parent in PurePosixPath(name).parents if parent.parts})
+    if MANIFEST in own:  # after all else: cut short before, it tells the next one what to remove
+        remove(folder / MANIFEST)
+    _remove_empty(folder, [PurePosixPath()])
     return not folder.exists()
+
+
+def _remove_empty(folder: Path, below: Iterable[PurePosixPath]) -> None:
+    for path in sorted(below, key=lambda path: len(path.parts), reverse=True):
+        with suppress(OSError):  # it holds something else
+            (folder / path).rmdir()
 
 
 def _listed(folder: Path) -> Set[str] | None:
