@@ -7,6 +7,8 @@ import os
 import platform
 import tempfile
 import threading
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -115,19 +117,20 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == {*NAMES, ".mine.partial"}
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_of_two_reports_at_once_all_files_are_one(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one begins while the first renames its files, and waits for it."""
-    replace, calls, others = os.replace, count(1), []
+    calls, others = count(1), []
 
-    def in_between(old: Path, new: Path) -> None:
+    def in_between(move: Callable[[Path, Path], None], old: Path, new: Path) -> None:
         if next(calls) == at:
             others.append(threading.Thread(target=write_report, args=(report_of(FAIL), tmp_path)))
             others[0].start()
             others[0].join(0.5)
-        replace(old, new)
+        move(old, new)
 
-    monkeypatch.setattr(os, "replace", in_between)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, partial(in_between, getattr(os, name)))
     write_report(report_of(PASS), tmp_path)
     others[0].join()
     write_report(report_of(FAIL), tmp_path / "alone")
