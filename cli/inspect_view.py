@@ -109,7 +109,7 @@ def options_in_words(config: ModelConfig) -> str:
     parts += [f"norms {_PLACEMENTS[config.norm_placement]}"] if config.norm_placement != "pre" else []
     parts += _multipliers(config)
     parts += [] if config.residual == "serial" else ["attention and MLP in parallel"]
-    biased = {"q, k, v": config.qkv_bias, "o": config.o_bias, "MLP": config.mlp_bias}
+    biased = {"q, k, v": config.qkv_bias, "o": config.o_bias, "MLP": config.mlp_bias, "head": config.head_bias}
     names = ", ".join(name for name, there in biased.items() if there)
     parts.append(f"biases on {names}" if names else "no biases")
     windowed = config.layer_types.count("sliding_attention")
@@ -172,13 +172,12 @@ def _line(what: str, value: int, rounded: Callable[[float], str] = count) -> Lin
 def _sums(config: ModelConfig, description: dict[str, Any]) -> list[tuple[str, list[Line]]]:
     parameters, flops, cache = (description[key] for key in ("parameters", "flops_per_token", "cache_bytes"))
     tokens, batch, precision = description["tokens"], description["batch_size"], description["precision"]
-    tied = config.tie_word_embeddings
     counts = [
         _line("one block", parameters["block"]),
         ("the MLP's share of it", f"{100 * parameters['mlp_share']:.0f} %", f"{parameters['mlp']:,}"),
         _line(f"in {parameters['layers']} blocks", parameters["blocks"]),
         _line(_tables(config), parameters["embedding"]),
-        *([] if tied else [_line("head", parameters["head"])]),
+        *([_line("head", parameters["head"])] if parameters["head"] else []),
         _line("final norm", parameters["final_norm"]),
         _line("in all", parameters["total"]),
         _line(f"weights in {precision}", description["weight_bytes"], size),

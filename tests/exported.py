@@ -47,6 +47,7 @@ PARALLEL: dict[str, Any] = {
     "rotary_dim": 6,
     "rope_interleaved": True,
     "gated_mlp": False,
+    "head_bias": True,
     "hidden_act": "relu2",
 }
 """The options of GPT-NeoX's descendants, to be put in the place of those of `EVERYTHING`."""

@@ -168,6 +168,10 @@ def residual_dropped(suffix: str, branch: str) -> Spoil:
     return spoil
 
 
+def head_bias_dropped(bench: Bench) -> None:
+    bench.node("linear").resize_inputs(2)
+
+
 def head_tied(bench: Bench) -> None:
     bench.node("linear").replace_input_with(1, bench.value("model.embed_tokens.weight"))
 

@@ -15,7 +15,7 @@ import torch
 
 from blockexport.compare.core.defect import CACHE_KINDS, NOTHING_WRONG, Defect, LayerBlock
 from blockexport.compare.core.nudge import Nudge
-from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project
+from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project, with_head_bias
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.multipliers import finished
@@ -263,4 +263,6 @@ class CachedPath:
             of_head = [i for i, head in enumerate(heads) if head == name]
             made = project(self.checkpoint.read(name), [normed[i] for i in of_head])
             logits.update(zip(of_head, made, strict=True))
-        return [finished(logits[i], self._ends(case)) for i, case in enumerate(cases)]
+        ends = [self._ends(case) for case in cases]
+        biased = [with_head_bias([logits[i]], self.checkpoint, config)[0] for i, config in enumerate(ends)]
+        return [finished(one, config) for one, config in zip(biased, ends, strict=True)]

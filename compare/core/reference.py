@@ -14,7 +14,7 @@ import torch
 
 from blockexport.compare.core.defect import LayerBlock, output_tensor
 from blockexport.compare.core.nudge import Nudges
-from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project, widened
+from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, project, widened, with_head_bias
 from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.multipliers import finished
 from blockexport.models.block.norm import Norm
@@ -182,7 +182,8 @@ class Reference:
 
     def _project(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         products = project(self.checkpoint.read(output_tensor(self.config)), normed, self.round_weights_to)
-        return [finished(one, self.config) for one in products]
+        biased = with_head_bias(products, self.checkpoint, self.config, self.round_weights_to)
+        return [finished(one, self.config) for one in biased]
 
 
 def _note(found: list[tuple[str, torch.Tensor]], name: str) -> Callable[..., None]:

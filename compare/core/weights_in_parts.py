@@ -11,6 +11,8 @@ from blockexport.compare.core.defect import LayerBlock
 from blockexport.models.block.norm import Norm
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_final_norm, load_part
+from blockexport.models.checkpoints.tensor_names import OUTPUT_BIAS
+from blockexport.models.config.model_config import ModelConfig
 
 VOCAB_BLOCK = 8192  # rows of the output projection widened at a time
 
@@ -55,3 +57,16 @@ def project(
         for x_SD, out in zip(normed, logits, strict=True):
             out[:, start : start + VOCAB_BLOCK] = F.linear(x_SD, rows_VD)
     return logits
+
+
+def with_head_bias(
+    products: Sequence[torch.Tensor],
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    rounded_to: torch.dtype | None = None,
+) -> list[torch.Tensor]:
+    """What `project` made, with the bias of the head where `config` says that there is one."""
+    if not config.head_bias:
+        return list(products)
+    bias_V = checkpoint.read(OUTPUT_BIAS)
+    return [product + widened(bias_V, product.dtype, rounded_to) for product in products]

@@ -265,11 +265,13 @@ def _drop_multiplier(block: Block) -> None:
 
 
 def head_defects(config: ModelConfig) -> list[Defect]:
-    """The head reading another matrix than its own; a tied head has no other."""
+    """The head without its bias, or reading another matrix than its own; a tied head has no other."""
+    dropped = Defect("head_bias_dropped", "the bias of the head is dropped", ends=partial(replace, head_bias=False))
+    found = [dropped] if config.head_bias else []
     if config.tie_word_embeddings:
-        return []
+        return found
     cause = "the head is tied to the embedding, and the checkpoint has a matrix of its own for it (lm_head)"
-    return [Defect("head_tied", cause, output=lambda config: EMBEDDING)]
+    return [*found, Defect("head_tied", cause, output=lambda config: EMBEDDING)]
 
 
 def order_defects(config: ModelConfig, mapping: tuple[int, ...] | None = None) -> list[Defect]:

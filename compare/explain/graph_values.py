@@ -22,7 +22,7 @@ from blockexport.compare.core.defect import LayerBlock, output_tensor
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
-from blockexport.compare.core.weights_in_parts import make_block, make_final_norm
+from blockexport.compare.core.weights_in_parts import make_block, make_final_norm, with_head_bias
 from blockexport.compare.explain.screen import Specimen
 from blockexport.compare.explain.sites import LAYER_SITES, eager_sites, layer_sites
 from blockexport.compare.explain.value_distance import aligned, first_position, relative_error, times_of
@@ -263,7 +263,8 @@ class Inside:
         if self.evidence.interface.ends.headless:
             return {"final_norm": normed, "head": normed}
         head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
-        return {"final_norm": normed, "head": finished(head, self.config)}
+        (biased,) = with_head_bias([head], self.checkpoint, self.config)
+        return {"final_norm": normed, "head": finished(biased, self.config)}
 
 
 def _taken_for(row: SiteError, got: torch.Tensor, truth: Mapping[str, torch.Tensor]) -> str:

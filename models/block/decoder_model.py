@@ -57,8 +57,10 @@ class DecoderModel(nn.Module):
         self.ends = ends
         self.windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
         self.model = Stack(config, ends.headless)
-        untied = not ends.headless and not config.tie_word_embeddings
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
+        has_own = not ends.headless and (config.head_bias or not config.tie_word_embeddings)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias) if has_own else None
+        if self.lm_head is not None and config.tie_word_embeddings:
+            self.lm_head.register_parameter("weight", None)
         self.cos: torch.Tensor
         self.sin: torch.Tensor
         for (cos_name, sin_name), (cos, sin) in named_tables(config, table_rows).items():
@@ -89,13 +91,14 @@ class DecoderModel(nn.Module):
             if self.ends.headless:
                 return x_BSD
             x_TD, length = last_tokens(x_BSD, position_ids_BS), 1
-        logits_TV = finished(F.linear(x_TD, self.output_weight), self.config)
+        bias = None if self.lm_head is None else self.lm_head.bias
+        logits_TV = finished(F.linear(x_TD, self.output_weight, bias), self.config)
         return logits_TV.view(batch, length, self.config.vocab_size)
 
     @property
     def output_weight(self) -> torch.Tensor:
         """The output projection [V, D]: the head's own, or the embedding it is tied to."""
-        if self.lm_head is not None:
+        if self.lm_head is not None and not self.config.tie_word_embeddings:
             return self.lm_head.weight
         assert self.model.embed_tokens is not None
         return self.model.embed_tokens.weight

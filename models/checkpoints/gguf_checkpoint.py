@@ -22,6 +22,7 @@ from blockexport.models.checkpoints.gguf_codes import SCHEMES, codes_and_scales
 from blockexport.models.checkpoints.gguf_header import GgufTensor, read_gguf
 from blockexport.models.checkpoints.tensor_names import (
     EMBEDDING,
+    OUTPUT_BIAS,
     OUTPUT_HEAD,
     POSITIONS,
     expected_tensors,
@@ -46,6 +47,7 @@ _WHOLE = {
     "output_norm.weight": "model.norm.weight",
     "output_norm.bias": "model.norm.bias",
     "output.weight": OUTPUT_HEAD,
+    "output.bias": OUTPUT_BIAS,
     "position_embd.weight": POSITIONS,
 }
 _IN_BLOCK = {

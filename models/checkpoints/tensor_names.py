@@ -19,6 +19,7 @@ from blockexport.models.wording import listed
 EMBEDDING = "model.embed_tokens.weight"
 POSITIONS = "model.embed_positions.weight"
 OUTPUT_HEAD = "lm_head.weight"
+OUTPUT_BIAS = "lm_head.bias"
 FINAL_NORM = "model.norm.weight"
 
 FLOAT_TYPES = tuple(one.safetensors for one in ELEMENT_TYPES if one.is_float)
@@ -84,6 +85,8 @@ def expected_tensors(config: ModelConfig, ends: Ends = Ends.LOGITS) -> dict[str,
     shapes |= _norm_tensors(config, "model.norm", config.hidden_size)
     if not ends.headless and not config.tie_word_embeddings:
         shapes[OUTPUT_HEAD] = vocabulary
+    if not ends.headless and config.head_bias:
+        shapes[OUTPUT_BIAS] = (config.vocab_size,)
     return shapes
 
 

@@ -30,7 +30,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters. `head` is 0 when the output projection is tied to the embedding."""
+    """Numbers of parameters. `head` is that of its bias when the output projection is tied to the embedding."""
 
     attention: int  # of one block: projections and QK-norm
     mlp: int  # of one block
@@ -158,14 +158,14 @@ def count_parameters(config: ModelConfig) -> Parameters:
         layers=config.num_hidden_layers,
         embedding=embedding + config.learned_positions * config.max_position_embeddings * config.hidden_size,
         final_norm=_gains(config, config.hidden_size),
-        head=0 if config.tie_word_embeddings else embedding,
+        head=config.vocab_size * config.head_bias + (0 if config.tie_word_embeddings else embedding),
     )
 
 
 def weight_flops(config: ModelConfig) -> int:
     """Operations per generated token that do not depend on the context: two per parameter, the lookup left out."""
     counted = count_parameters(config)
-    return 2 * (counted.blocks + counted.final_norm + config.vocab_size * config.hidden_size)
+    return 2 * (counted.blocks + counted.final_norm + config.vocab_size * (config.hidden_size + config.head_bias))
 
 
 def attention_flops(config: ModelConfig, tokens: int, layer: int = 0) -> int:

@@ -96,6 +96,7 @@ class ModelConfig:
     layers_without_rope: tuple[int, ...] = ()
     learned_positions: bool = False  # a learned vector per position is added to the embedding, and no layer has RoPE
     tie_word_embeddings: bool = False
+    head_bias: bool = False  # of the output head, tied or not
     dtype: str = "float32"  # of the checkpoint's weights
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
