@@ -116,7 +116,7 @@ def families_page() -> str:
             "layer of TensorRT's caps scores.",
             "- Phi-3's and Phi-4's q, k, v and gate, up are taken apart. The bundle's `config.json` says `mistral`, "
             "whose tensors have the names that the bundle's have. A bundle of a family whose modules have other names "
-            "(StarCoder2, GPT-2, GPT-NeoX) has no `config.json`.",
+            "(StarCoder2, GPT-2, GPT-NeoX, Phi-1 and 2) has no `config.json`.",
             "- GPT-2's positions are learned, each a row of a table: there is no slot beyond the last of them, with "
             "`--beyond-trained-range` or without.",
             "- A GGUF file with a sliding window is refused in architectures whose window llama.cpp does not read.",

@@ -129,6 +129,8 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         hidden_act="gelu_new",
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
     ),
+    "phi": lambda: transformers.PhiConfig(**_DERIVED, layer_norm_eps=1e-4),
+    "phi-qk-norm": lambda: transformers.PhiConfig(**_DERIVED, qk_layernorm=True),
     "cohere": lambda: transformers.CohereConfig(**_NO_EPS, logit_scale=1.5, pad_token_id=None),
     "nemotron": lambda: transformers.NemotronConfig(**_NO_EPS, norm_eps=1e-4, attention_bias=True, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**_DERIVED, pad_token_id=None),

@@ -18,6 +18,7 @@ from blockexport.models.families.nemotron import NEMOTRON
 from blockexport.models.families.olmo import OLMO
 from blockexport.models.families.olmo2 import OLMO2
 from blockexport.models.families.olmo3 import OLMO3
+from blockexport.models.families.phi import PHI
 from blockexport.models.families.phi3 import PHI3
 from blockexport.models.families.qwen2 import QWEN2
 from blockexport.models.families.qwen3 import QWEN3
@@ -42,6 +43,7 @@ _ALL = (
     OLMO,
     OLMO2,
     OLMO3,
+    PHI,
     PHI3,
     QWEN2,
     QWEN3,

@@ -44,7 +44,7 @@ def test_the_file_passes_and_equals_transformers(
         torch.testing.assert_close(logits_B1V[row, 0], theirs(whole).logits[0, -1], rtol=1e-4, atol=1e-4)
 
 
-SAMPLED_IN_INT4 = ("gpt2", "gpt_neox", "olmo", "gemma2", "phi3", "cohere", "starcoder2")
+SAMPLED_IN_INT4 = ("gpt2", "gpt_neox", "phi", "olmo", "gemma2", "phi3", "cohere", "starcoder2")
 """No gains; norms around the sublayers; tensors taken apart on load; one norm for two sublayers; no gate."""
 
 

@@ -102,7 +102,7 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WITH_LAYER_NORM = ("command-r", "gpt2", "gptneox", "nemotron", "olmo", "stablelm", "starcoder2")
+WITH_LAYER_NORM = ("command-r", "gpt2", "gptneox", "phi2", "nemotron", "olmo", "stablelm", "starcoder2")
 WINDOWLESS = (
     *("llama", "ernie4_5", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *WITH_LAYER_NORM,
@@ -151,7 +151,7 @@ _NEOX: dict[str, Any] = {
     "hidden_act": "gelu_pytorch_tanh",
 }
 
-FAMILY_OF = {"gptneox": "gpt_neox", "command-r": "cohere", "gemma3": "gemma3_text"}
+FAMILY_OF = {"phi2": "phi", "gptneox": "gpt_neox", "command-r": "cohere", "gemma3": "gemma3_text"}
 
 
 def config_of(arch: str) -> ModelConfig:
@@ -160,6 +160,7 @@ def config_of(arch: str) -> ModelConfig:
         "stablelm": {"rotary_dim": 6},
         "gptneox": {**_NEOX, "residual": "parallel"},
         "gptneox, serial": _NEOX,
+        "phi2": _NEOX,
         "gpt2": {
             **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings", "learned_positions"), True),
             "num_key_value_heads": 4,

@@ -28,6 +28,14 @@ GPT2: dict[str, Any] = {
     "n_positions": 77,
 }
 
+PHI: dict[str, Any] = {
+    "model_type": "phi",
+    "vocab_size": 331,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+}
 NEOX: dict[str, Any] = {
     "model_type": "gpt_neox",
     "vocab_size": 331,
@@ -43,6 +51,8 @@ NEOX: dict[str, Any] = {
 @pytest.mark.parametrize(
     "data",
     [
+        {**PHI, "qk_layernorm": True},
+        {**PHI, "partial_rotary_factor": 0.25, "num_key_value_heads": 2, "embd_pdrop": 0.0},
         NEOX,
         {**NEOX, "attention_bias": False, "use_parallel_residual": False, "tie_word_embeddings": True},
         GPT2,
