@@ -79,6 +79,7 @@ def trt(
     Example: blockexport trt ./SmolLM2-135M -o smollm2 --fp16
     """
     from blockexport.export.bundle.manifest import MANIFEST
+    from blockexport.export.bundle.own_verdict import REPORT
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
     from blockexport.library import build_engine
 
@@ -147,6 +148,9 @@ def trt(
 
         replace_file(timing_cache, times)
     print_engine(folder, name, manifest, as_json=as_json, quiet=quiet)
+    if not quiet and REPORT not in manifest.files:
+        shown = shlex.quote(str(folder))
+        console.say(f"note: {folder} was exported without being judged; `blockexport compare {shown}` judges its graph")
     return code
 
 

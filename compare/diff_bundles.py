@@ -15,7 +15,7 @@ from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.position_plan import make_plan
 from blockexport.compare.core.tokens import choose_tokens
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, read_manifest
-from blockexport.export.bundle.own_verdict import PARITY, REPORT_JSON
+from blockexport.export.bundle.own_verdict import REPORT
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
@@ -188,11 +188,10 @@ def _outputs(folder: Path, manifest: Manifest, calls: list[range], ids_S: torch.
 
 def _floor(folder: Path, manifest: Manifest) -> float | None:
     """The rms of the noise that a bundle's report measured; None where there is none to read."""
-    name = f"{PARITY}/{REPORT_JSON}"
-    if name not in manifest.files:
+    if REPORT not in manifest.files:
         return None
     try:
-        noise = torch.tensor(read_json_object(folder / name, "export it again")["positions"]["rms_floor"])
+        noise = torch.tensor(read_json_object(folder / REPORT, "export it again")["positions"]["rms_floor"])
         return float(noise.double().square().mean().sqrt())
     except (UsageError, KeyError, TypeError, ValueError):
         return None

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from blockexport.export.bundle.engine_entry import ENGINES, entry_of
 from blockexport.export.bundle.file_check import wrong_files
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, is_as_written, read_manifest
-from blockexport.export.bundle.own_verdict import PARITY, REPORT_JSON, why_bad
+from blockexport.export.bundle.own_verdict import PARITY, REPORT, why_bad
 from blockexport.export.bundle.trt_library import load_library
 from blockexport.export.bundle.verify_graph import wrong_graph
 from blockexport.export.onnx_export import stored_weights
@@ -112,8 +112,7 @@ Found = tuple[list[str], list[str]]
 
 def _report(folder: Path, manifest: Manifest) -> Found:
     """Whether the report is on this very graph with these weights, and good."""
-    name = f"{PARITY}/{REPORT_JSON}"
-    if name not in manifest.files:
+    if REPORT not in manifest.files:
         return [], ["what the file computes: there is no report in the bundle, and `blockexport compare` judges it"]
     problems = [
         f"{folder / one} does not say which {part} it is about"
@@ -124,7 +123,7 @@ def _report(folder: Path, manifest: Manifest) -> Found:
     ]
     try:
         bad = why_bad(folder, manifest)
-        artifact = read_json_object(folder / name, "export the bundle again").get("artifact")
+        artifact = read_json_object(folder / REPORT, "export the bundle again").get("artifact")
     except UsageError as error:
         return [*problems, str(error)], []
     problems += [] if bad is None else [bad]
@@ -137,7 +136,7 @@ def _report(folder: Path, manifest: Manifest) -> Found:
     }
     told = artifact if isinstance(artifact, dict) else {}
     problems += [
-        f"{folder / name} is about a file whose {key} is {told.get(key)}, and the manifest says {value}"
+        f"{folder / REPORT} is about a file whose {key} is {told.get(key)}, and the manifest says {value}"
         for key, value in listed.items()
         if told.get(key) != value
     ]

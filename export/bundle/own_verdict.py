@@ -15,6 +15,7 @@ from blockexport.models.regular_file import read_json_object
 
 PARITY = "parity"  # the folder of the report inside the bundle
 REPORT_JSON = "report.json"
+REPORT = f"{PARITY}/{REPORT_JSON}"  # as the manifest lists it
 FAIL = "fail"
 
 
@@ -24,11 +25,10 @@ def why_bad(folder: Path, manifest: Manifest) -> str | None:
     Raises:
         UsageError: the report that the manifest lists is missing, or another one, so that nothing can be told.
     """
-    name = f"{PARITY}/{REPORT_JSON}"
-    if name not in manifest.files:
+    if REPORT not in manifest.files:
         return None
-    path = folder / name
-    check_file(path, manifest.files[name], whole=True)
+    path = folder / REPORT
+    check_file(path, manifest.files[REPORT], whole=True)
     report = read_json_object(path, "export the bundle again")
     return f"{folder} was judged and found bad: {report.get('summary')}" if report.get("verdict") == FAIL else None
 

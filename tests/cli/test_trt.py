@@ -70,7 +70,9 @@ def contents(folder: Path) -> dict[str, str]:
 def test_an_engine_is_added_to_a_bundle(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(bundle)
     assert main(["trt", str(bundle), *ADA, "--max-batch-size", "3", "--max-prefill", "9", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)["engine"]
+    captured = capsys.readouterr()
+    assert "was exported without being judged; `blockexport compare" in captured.err
+    printed = json.loads(captured.out)["engine"]
     name = "engines/tensorrt-rtx-sm89-fp16.engine"
     assert printed["file"] == name
     assert printed["sha256"] == sha256_of(bundle / name)
