@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
     from blockexport.library import bench_bundle, build_engine, compare_bundle
-    from blockexport.models.errors import BlockexportError, NotJudgedError, UsageError
+    from blockexport.models.errors import BlockexportError, NotJudgedError, RejectedBundleError, UsageError
     from blockexport.models.model_cost import inspect_model
     from blockexport.runtime.open import open_decoder
 
@@ -34,6 +34,7 @@ _HOMES = {
     "BuildOptions": "export.tensorrt.trt_adapter",
     "ExportedBundle": "bundle_export",
     "NotJudgedError": "models.errors",
+    "RejectedBundleError": "models.errors",
     "UsageError": "models.errors",
     "bench_bundle": "library",
     "build_engine": "library",
@@ -50,6 +51,7 @@ __all__ = [
     "BuildOptions",
     "ExportedBundle",
     "NotJudgedError",
+    "RejectedBundleError",
     "UsageError",
     "__version__",
     "bench_bundle",

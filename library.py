@@ -119,6 +119,7 @@ def build_engine(
 
     Raises:
         NotJudgedError: TensorRT is not installed, or there is no GPU and none was named.
+        RejectedBundleError: the bundle was judged and found bad.
         UsageError: a graph that TensorRT would misread, options that the backend ignores, a GPU it does not serve.
     """
     from blockexport.export.bundle.check_graph import read_graph

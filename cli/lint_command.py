@@ -14,7 +14,7 @@ from blockexport.models.exit_codes import ExitCode
 
 
 def lint(
-    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Any ONNX file, or a bundle's folder.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx|BUNDLE", help="Any ONNX file, or a bundle's folder.")],
     as_json: options.Json = False,
 ) -> ExitCode:
     """Look in FILE for what TensorRT accepts and ignores, builds differently, rejects late or crashes on.

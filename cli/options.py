@@ -103,7 +103,7 @@ Calibrate = Annotated[
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="With --quantize int4: choose the codes for what enters the matrices on this text (UTF-8).",
+        help="With --quantize int4: choose the codes that change each matrix's outputs least on this text (UTF-8).",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an older bundle, if it holds nothing but its own files.")]

@@ -1,4 +1,4 @@
-"""What a rule of the preflight says about a graph."""
+"""What a lint rule says about a graph."""
 
 from __future__ import annotations
 

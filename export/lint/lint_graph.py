@@ -73,7 +73,7 @@ def examine(model: onnx.ModelProto) -> Examination:
 
 
 def require_clean(path: Path) -> None:
-    """The preflight of a build.
+    """What has to be clean before a build.
 
     Raises:
         UsageError: with every finding.

@@ -1,4 +1,4 @@
-"""From a bundle to a serialised engine: preflight, parse, audit, build."""
+"""From a bundle to a serialised engine: lint, parse, audit, build."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _failure(adapter: Adapter, error: str, options: BuildOptions) -> Blockexport
             "--max-batch-size or --max-prefill, or a machine with more memory"
         )
     return UsageError(
-        f"{adapter.name} {adapter.version} gave the build up: {reason}. The graph passed the preflight and the audit, "
+        f"{adapter.name} {adapter.version} gave the build up: {reason}. The graph passed lint and the audit, "
         "so please report this message"
     )
 

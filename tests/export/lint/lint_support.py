@@ -1,4 +1,4 @@
-"""Small graphs for the tests of the preflight, and what is asked of each."""
+"""Small graphs for the tests of lint, and what is asked of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every trap of the preflight: found by `lint`, and shown to be one by handing the same graph to TensorRT for RTX."""
+"""Every trap: found by `lint`, and shown to be one by handing the same graph to TensorRT for RTX."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_silent_trap_is_found(trap: str) -> None:
 
 
 @pytest.mark.parametrize("trap", SILENT)
-def test_a_silent_trap_builds_without_the_preflight(trap: str, tmp_path: Path) -> None:
+def test_a_silent_trap_builds_without_lint(trap: str, tmp_path: Path) -> None:
     """Why the rule exists: TensorRT takes the graph and says nothing."""
     path = tmp_path / "trap.onnx"
     onnx.save(SILENT[trap], path)

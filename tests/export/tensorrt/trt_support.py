@@ -1,4 +1,4 @@
-"""TensorRT for RTX without our preflight, and small attention graphs: what the tests of the TensorRT files share."""
+"""TensorRT for RTX without our lint, and small attention graphs: what the tests of the TensorRT files share."""
 
 from __future__ import annotations
 
