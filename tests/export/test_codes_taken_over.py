@@ -6,6 +6,8 @@ q and k comes in, so that neither the unpacking nor the order is taken on trust.
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -84,6 +86,24 @@ def test_codes_and_scales_are_the_files_own(tmp_path: Path, kind: Kind, family: 
         assert matrix.scales_GN.dtype == torch.float16
         assert bool((matrix.scales_GN < 0).any()) == (kind is Kind.Q4_0)
     assert checkpoint.entries["model.norm.weight"].codes is None
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_the_files_of_these_tests_are_what_llama_cpp_writes(kind: Kind) -> None:
+    """Its own quantiser, which its Python package does not offer, gives the bytes that `gguf` gives."""
+    found = importlib.util.find_spec("xllamacpp")
+    if found is None or found.origin is None:
+        pytest.skip("llama.cpp (xllamacpp) is not installed: nothing to compare")
+    (library,) = Path(found.origin).parent.glob("xllamacpp*.so")
+    values = small_weights(small_config(**SIZES))[DOWN].float().numpy()
+    values[3, :32] = 0
+    written = np.zeros_like(gguf.quants.quantize(values, kind))
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    chunk = (number(0), *map(number, values.shape), None)  # from the first value on; no importance of any
+    ctypes.CDLL(str(library)).ggml_quantize_chunk(
+        int(kind), address(values.ctypes.data), address(written.ctypes.data), *chunk
+    )
+    assert np.array_equal(written, gguf.quants.quantize(values, kind))
 
 
 @pytest.fixture(scope="module")
