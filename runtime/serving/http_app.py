@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,7 +76,7 @@ class HttpApp:
         guard = Middleware(Guard, scheduler=self._scheduler, api_key=self._limits.api_key)
         return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard], lifespan=self._lifespan)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self._thread.start()
         yield
@@ -92,7 +92,7 @@ class HttpApp:
         stream = AnswerStream(self._scheduler, asked, text)
         if body.stream:
             usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return EventResponse(_events(stream, shape, usage), self._limits.send_seconds)
+            return EventResponse(stream, _events(stream, shape, usage), self._limits.send_seconds)
         return await _whole(request, stream, shape)
 
     async def _content(self, request: Request) -> bytes:
@@ -162,11 +162,18 @@ class Guard:
 
 
 class EventResponse(StreamingResponse):
-    """Server-sent events, given up when the client does not read them for `send_seconds`."""
+    """Server-sent events of an answer, which is given up when the client leaves, or reads nothing for a while."""
 
-    def __init__(self, events: AsyncIterator[str], send_seconds: float) -> None:
+    def __init__(self, stream: AnswerStream, events: AsyncIterator[str], send_seconds: float) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._events, self._send_seconds = events, send_seconds
+        self._stream, self._send_seconds = stream, send_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.cancel()
 
     async def stream_response(self, send: Send) -> None:
         """See Starlette."""
@@ -175,36 +182,30 @@ class EventResponse(StreamingResponse):
             async with asyncio.timeout(self._send_seconds):
                 await send(message)
 
-        try:
+        # uvicorn closes the connection of a response that is not whole.
+        with contextlib.suppress(TimeoutError):
             await super().stream_response(patient)
-        except TimeoutError as error:
-            raise OSError("the client does not read") from error
-        finally:
-            await self._events.aclose()  # type: ignore[attr-defined]  # a generator, whose end cancels the request
 
 
 async def _events(stream: AnswerStream, shape: Shape, usage: bool) -> AsyncIterator[str]:
-    try:
-        for chunk in shape.begin():
-            yield _event(chunk)
-        while True:
-            events = await stream.next()
-            tokens = [one for one in events if isinstance(one, NewToken)]
-            end = events[-1] if isinstance(events[-1], End) else None
-            text = "".join(one.text for one in tokens) + (end.text if end else "")
-            if text or any(one.logprobs for one in tokens):
-                yield _event(shape.piece(text, tokens))
-            if end is not None:
-                break
-        if end.why in _STATUS:
-            yield _event(_failure(end))
-        else:
-            yield _event(shape.finish(end.why))
-            if usage:
-                yield _event(shape.tally(end.new_tokens))
-        yield "data: [DONE]\n\n"
-    finally:
-        stream.cancel()
+    for chunk in shape.begin():
+        yield _event(chunk)
+    while True:
+        events = await stream.next()
+        tokens = [one for one in events if isinstance(one, NewToken)]
+        end = events[-1] if isinstance(events[-1], End) else None
+        text = "".join(one.text for one in tokens) + (end.text if end else "")
+        if text or any(one.logprobs for one in tokens):
+            yield _event(shape.piece(text, tokens))
+        if end is not None:
+            break
+    if end.why in _STATUS:
+        yield _event(_failure(end))
+    else:
+        yield _event(shape.finish(end.why))
+        if usage:
+            yield _event(shape.tally(end.new_tokens))
+    yield "data: [DONE]\n\n"
 
 
 async def _whole(request: Request, stream: AnswerStream, shape: Shape) -> Response:

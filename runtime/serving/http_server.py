@@ -149,11 +149,13 @@ def _limited(most: int) -> type[H11Protocol]:
 
         def _end_if_silent(self) -> None:
             """A request that is never whole begins no cycle; uvicorn itself waits for it for ever."""
+            if self.transport.is_closing():  # since the last look: what is left to send, nobody reads
+                self.transport.abort()
+                return
             cycle: Any = self.cycle  # None before the first request, whatever uvicorn's annotation says
             idle = cycle is None or cycle.response_complete
             if idle and self._idle_after is cycle:  # so it was at the last look, and nothing has begun since
                 self.transport.close()
-                return
             self._idle_after = cycle if idle else self
             self._look = self.loop.call_later(KEEP_ALIVE, self._end_if_silent)
 

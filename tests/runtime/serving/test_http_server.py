@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import httpx2
 import openai
 import pytest
 
+from blockexport.runtime.serving.http_app import EventResponse
 from blockexport.runtime.serving.http_server import _limited
 from tests.runtime.serving.served import completion, with_template
 
@@ -139,6 +141,7 @@ def test_a_connection_is_closed_when_it_is_silent_for_a_whole_while() -> None:
     """None that was answering at the last look, however long ago its last answer may have ended by now."""
     protocol: Any = object.__new__(_limited(5))
     protocol.cycle, protocol.loop, protocol.transport = None, MagicMock(), MagicMock()
+    protocol.transport.is_closing.return_value = False
     answer = SimpleNamespace(response_complete=False)
     for protocol.cycle, ended in ((answer, False), (answer, True), (SimpleNamespace(response_complete=True), True)):
         answer.response_complete = ended
@@ -148,8 +151,35 @@ def test_a_connection_is_closed_when_it_is_silent_for_a_whole_while() -> None:
     assert protocol.transport.close.called
     fresh: Any = object.__new__(_limited(5))
     fresh.cycle, fresh.loop, fresh.transport = None, MagicMock(), MagicMock()
+    fresh.transport.is_closing.return_value = False
     fresh._end_if_silent()
-    assert fresh.transport.close.called
+    assert fresh.transport.close.called and not fresh.transport.abort.called
+    fresh.transport.is_closing.return_value = True  # and what it was sent is not read
+    fresh._end_if_silent()
+    assert fresh.transport.abort.called
+
+
+@pytest.mark.parametrize("reads", [0, 1, 5])
+def test_a_client_that_does_not_read_is_given_up(reads: int) -> None:
+    """From the headers on, or from a later part of the answer on."""
+    sent: list[Any] = []
+
+    async def events() -> AsyncIterator[str]:
+        while True:
+            yield "data: {}\n\n"
+
+    async def send(message: Any) -> None:
+        if len(sent) == reads:
+            await asyncio.Event().wait()
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    stream = MagicMock()
+    asyncio.run(asyncio.wait_for(EventResponse(stream, events(), 0.01)(scope, receive, send), 5))
+    assert len(sent) == reads and stream.cancel.called
 
 
 @pytest.mark.parametrize(
