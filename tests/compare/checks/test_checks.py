@@ -53,6 +53,7 @@ ALL = {
 
 GRAPH = {"types", "constants"}
 GROWING = {"growth"}
+INTEGERS = {"integers"}
 ASKED_FOR = {"serving"}
 
 
@@ -69,8 +70,8 @@ def failed(report: Report) -> set[str]:
 
 def test_every_check_is_known_here() -> None:
     # What is read off a graph is tested with graphs, in test_type_audit.py and test_constants.py; a cache that grows in
-    # test_check_growth.py.
-    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH | GROWING | ASKED_FOR
+    # test_check_growth.py; the integer path in test_check_integers.py.
+    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH | GROWING | INTEGERS | ASKED_FOR
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
