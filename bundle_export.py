@@ -210,14 +210,16 @@ def _calibration(checkpoint: Checkpoint, path: Path) -> Calibration:
 
 def _slots(checkpoint: Checkpoint, slots: int | None, *, beyond_trained_range: bool) -> int:
     config = checkpoint.config
-    reach, learned = config.max_position_embeddings, config.learned_positions
-    if slots is not None and slots > reach and (learned or not beyond_trained_range):
-        origin = "the model has learned" if learned else "the model was trained for"
+    reach, bound = config.reach, config.bound
+    if slots is not None and bound is not None and slots > reach:
+        raise UsageError(f"--max-sequence-length {slots} is beyond the {reach} {bound[1]}. Choose at most {reach}")
+    if slots is not None and slots > reach and not beyond_trained_range:
+        origin = "the model was trained for"
         if not checkpoint.range_is_stated:
             origin = "that are the default of its family, as config.json does not state max_position_embeddings"
         raise UsageError(
-            f"--max-sequence-length {slots} is beyond the {reach} positions {origin}: choose at most {reach}"
-            f"{'' if learned else ', or add --beyond-trained-range'}"
+            f"--max-sequence-length {slots} is beyond the {reach} positions {origin}: choose at most {reach}, or add "
+            "--beyond-trained-range"
         )
     return min(DEFAULT_SLOTS, reach) if slots is None else slots
 

@@ -109,9 +109,9 @@ def families_page() -> str:
             "",
             "What some models of these families ask for:\n",
             "- RoPE scaling: linear, llama3 and YaRN (`rope_type` yarn); in a GGUF file linear, and llama3 as the "
-            "factors in `rope_freqs.weight`. LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) is refused: it turns "
-            "keys by another table once a text is longer than the original range, and one static cache must not hold "
-            "both.",
+            "factors in `rope_freqs.weight`. LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) and dynamic "
+            "scaling turn all keys by another table once a text is longer than the original range, and one static "
+            "cache must not hold both: there are no slots beyond that range, with `--beyond-trained-range` or without.",
             "- Capped attention scores (Gemma 2): ONNX Runtime has them; a TensorRT engine is refused by name, as no "
             "layer of TensorRT's caps scores.",
             "- Phi-3's and Phi-4's q, k, v and gate, up are taken apart. The bundle's `config.json` says `mistral`, "

@@ -109,6 +109,21 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         pad_token_id=None,
     ),
     "phi3": lambda: transformers.Phi3Config(**_SIZES, sliding_window=WINDOW, pad_token_id=None),
+    "phi3-longrope": lambda: transformers.Phi3Config(
+        **{**_DERIVED, "max_position_embeddings": 4 * POSITIONS},
+        pad_token_id=None,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 5000.0,
+            "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
+            "long_factor": [2.0 + pair for pair in range(6)],
+            "partial_rotary_factor": 0.75,
+        },
+        original_max_position_embeddings=POSITIONS,
+    ),
+    "llama-dynamic": lambda: transformers.LlamaConfig(
+        **_SIZES, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 5000.0}
+    ),
     "seed_oss": lambda: transformers.SeedOssConfig(**_SIZES, attention_out_bias=True, mlp_bias=True, pad_token_id=None),
     "smollm3": lambda: transformers.SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=None),
     "smollm3-mixed": lambda: transformers.SmolLM3Config(

@@ -166,7 +166,7 @@ def rope_defects(config: ModelConfig) -> list[Defect]:
         found.append(Defect("rope_base_of_others", cause, _tabled(replace(config, sliding_rope_theta=None))))
     if config.layers_without_rope:
         found.append(Defect("rope_everywhere", "layers without RoPE have it too", edit=_with_rope))
-    if config.rope_scaling is not None:
+    if config.rope_scaling is not None and config.rope_scaling.rope_type != "dynamic":
         kind = config.rope_scaling.rope_type
         cause = f"the RoPE scaling of kind {kind} is dropped"
         found.append(Defect("rope_scaling_dropped", cause, _tabled(replace(config, rope_scaling=None))))

@@ -40,8 +40,7 @@ class Calibration:
         self._ids_S = ids_S
         self._streams: list[torch.Tensor] = []
         self._next = 0
-        config = checkpoint.config
-        self._window = min(WINDOW, config.max_position_embeddings) if config.learned_positions else WINDOW
+        self._window = WINDOW if checkpoint.config.bound is None else min(WINDOW, checkpoint.config.reach)
         self._products: dict[str, torch.Tensor] = {}
 
     @property

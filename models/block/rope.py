@@ -28,10 +28,14 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     scaling = config.rope_scaling
     if scaling is not None and scaling.rope_type == "yarn":
         return _yarn(config, scaling)
+    if scaling is not None and scaling.rope_type == "longrope":
+        return 1.0 / (torch.tensor(scaling.freq_factors, dtype=torch.float32) * config.rope_theta**exponents)
     return inv_freq if scaling is None else _scaled(inv_freq, scaling)
 
 
 def _scaled(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    if scaling.rope_type == "dynamic":
+        return inv_freq
     if scaling.rope_type == "linear":
         return inv_freq / scaling.factor
     if scaling.rope_type == "freq_factors":
@@ -114,12 +118,11 @@ def rope_table_rows(config: ModelConfig, max_sequence_length: int) -> int:
     """Rows a table needs so that M can later be re-declared anywhere in the model's own range.
 
     Raises:
-        UsageError: positions are learned, and M is beyond them.
+        UsageError: M is beyond the most that there can be.
     """
-    rows = max(max_sequence_length, config.max_position_embeddings)
-    if config.learned_positions:
-        require_table_rows(max_sequence_length, config.max_position_embeddings, config)
-    return rows
+    if config.bound is not None:
+        require_table_rows(max_sequence_length, config.reach, config)
+    return max(max_sequence_length, config.reach)
 
 
 def require_table_rows(max_sequence_length: int, rows: int, config: ModelConfig, *, least: int = 1) -> None:
@@ -136,12 +139,12 @@ def require_table_rows(max_sequence_length: int, rows: int, config: ModelConfig,
     """
     if least <= max_sequence_length <= rows:
         return
-    table = "positions that the model has learned" if config.learned_positions else "rows of this file's RoPE table"
+    table = "rows of this file's RoPE table" if config.bound is None else config.bound[1]
     said = f"max_sequence_length {max_sequence_length} is outside {least}..{rows}, the {table}"
     if max_sequence_length < least:
         raise UsageError(f"{said}: choose at least {least}")
-    if config.learned_positions:
-        raise UsageError(f"{said}: choose at most {rows}; nothing says what a later one would be")
+    if config.bound is not None:
+        raise UsageError(f"{said}. Choose at most {rows}")
     raise UsageError(
         f"{said}: choose at most {rows}, or export again with --max-sequence-length {max_sequence_length} "
         f"--beyond-trained-range (the model's own range is {config.max_position_embeddings} positions)"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 NormType = Literal["rms_norm", "layer_norm"]
-RopeType = Literal["linear", "llama3", "yarn", "freq_factors"]
+RopeType = Literal["linear", "llama3", "yarn", "freq_factors", "longrope", "dynamic"]
 HiddenAct = Literal["silu", "gelu", "gelu_pytorch_tanh", "relu2"]
 Residual = Literal["serial", "parallel", "parallel_one_norm"]
 NormPlacement = Literal["pre", "post", "both"]
@@ -38,7 +38,10 @@ class RopeScaling:
     `linear` divides every frequency by `factor`; `llama3` divides only the long wavelengths, with a smooth ramp;
     `yarn` divides those that turn slowly, with a ramp from `beta_fast` to `beta_slow` turns over the old context, and
     multiplies cosines and sines by `attention_factor`;
-    `freq_factors` divides frequency i by `freq_factors[i]` (a GGUF file's way to store llama3 scaling).
+    `freq_factors` divides frequency i by `freq_factors[i]` (a GGUF file's way to store llama3 scaling);
+    `longrope` does so up to the old context, and multiplies as `yarn` does (Ding et al. 2024, LongRoPE,
+    https://arxiv.org/abs/2402.13753); `dynamic` changes nothing up to the model's own range. What these two do
+    beyond, to the whole text at once, cannot be: keys in the cache are turned already.
     """
 
     rope_type: RopeType
@@ -112,6 +115,26 @@ class ModelConfig:
         if self.sliding_rope_theta is None or self.window_of(layer) is None:
             return replace(self, sliding_rope_theta=None)
         return replace(self, rope_theta=self.sliding_rope_theta, rope_scaling=None, sliding_rope_theta=None)
+
+    @property
+    def bound(self) -> tuple[int, str] | None:
+        """The most positions that there can be, and what they are; None where a table can be made of any length."""
+        scaling = self.rope_scaling
+        if self.learned_positions:
+            return self.max_position_embeddings, "positions that the model has learned"
+        if scaling is not None and scaling.rope_type == "longrope":
+            reach = scaling.original_max_position_embeddings
+        elif scaling is not None and scaling.rope_type == "dynamic":
+            reach = self.max_position_embeddings
+        else:
+            return None
+        kind = {"longrope": "LongRoPE", "dynamic": "dynamic RoPE"}[scaling.rope_type]
+        return reach, f"positions up to which {kind} has one table: a longer text has all its keys turned by another"
+
+    @property
+    def reach(self) -> int:
+        """Positions of the model's own range that one table has."""
+        return self.max_position_embeddings if self.bound is None else self.bound[0]
 
     def has_rope(self, layer: int) -> bool:
         """Whether a layer turns its queries and keys by their positions."""

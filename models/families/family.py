@@ -101,6 +101,8 @@ class Family:
             like that one's; None: as itself.
         keys: what its files call keys that those of other families call otherwise.
         learned_positions: a learned vector for each position is added to the embedding, and there is no RoPE.
+        original_max_position_embeddings: the length before scaling where a config has no such key; None: what its
+            scaling says.
         partial_rotary_factor: the share of a head that RoPE turns where no key says it; None: there is no such key.
         completed: the config with the options that its family and its other fields decide.
         ignored: keys without a meaning in this family alone, each with the reason.
@@ -138,6 +140,7 @@ class Family:
     act_key: str = "hidden_act"
     keys: Mapping[str, str] = field(default_factory=dict)
     learned_positions: bool = False
+    original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}

@@ -35,10 +35,12 @@ PHI3 = Family(
     eos_token_ids=(32_000,),
     read_layers=window_everywhere("phi3"),
     write_layers=lambda config: {},
+    original_max_position_embeddings=4096,
+    partial_rotary_factor=1.0,
     fused={"self_attn.qkv_proj": _QKV, "mlp.gate_up_proj": _GATE_UP},
     written_as="mistral",
     ignored={
-        "original_max_position_embeddings": "the length before scaling by LongRoPE, which is refused by its own key",
+        "original_max_position_embeddings": "the length before scaling by LongRoPE, which reads it",
         "embd_pdrop": "only matters in training",
         "auto_map": "names the modelling code from before transformers had it",
     },

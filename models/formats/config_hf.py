@@ -84,6 +84,10 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
         **by_layer._asdict(),
     )
     config = family.completed(replace(config, **family.read_options(fields)))
+    factors = () if config.rope_scaling is None else config.rope_scaling.freq_factors
+    if factors and len(factors) != config.turned_dims // 2:
+        pairs = config.turned_dims // 2
+        raise fields.error(f"LongRoPE has {len(factors)} factors, and a head has {pairs} pairs of dimensions that turn")
     _refuse_the_rest(fields, family)
     return config
 

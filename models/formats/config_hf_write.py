@@ -22,10 +22,10 @@ _PARTIAL = "partial_rotary_factor"
 def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     """The JSON object that `config_from_hf` reads back as `config`, in the key names every transformers version knows.
 
-    None where Hugging Face has no words for it: the RoPE factors of a GGUF file, biases in a family without them, or
+    None where Hugging Face has no words for it: RoPE factors of each pair, biases in a family without them, or
     tensors that the family calls otherwise than a bundle.
     """
-    if config.rope_scaling is not None and config.rope_scaling.rope_type == "freq_factors":
+    if config.rope_scaling is not None and config.rope_scaling.freq_factors:
         return None
     family = FAMILIES[config.model_type]
     if family.tensor_names:

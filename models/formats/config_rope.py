@@ -15,7 +15,7 @@ from blockexport.models.config.model_config import LAYER_TYPES, RopeScaling
 from blockexport.models.families.family import Family
 from blockexport.models.strict_json import shown
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 
 
 class Rope(NamedTuple):
@@ -38,7 +38,8 @@ def read_rope(fields: RawFields, max_position: int, family: Family, head_dim: in
     """RoPE's keys. Raises UsageError for an unknown RoPE type or keys that disagree."""
     if family.sliding_rope_theta is None:
         default = family.partial_rotary_factor
-        theta, scaling, factor = rope_from_hf(fields, max_position, family.rope_theta, default)
+        original = family.original_max_position_embeddings
+        theta, scaling, factor = rope_from_hf(fields, max_position, family.rope_theta, default, original)
         return Rope(theta, scaling, rotary_dim=_rotary_dim(fields, head_dim, factor))
     return _rope_by_layer_type(fields, max_position, family, family.sliding_rope_theta)
 
@@ -75,7 +76,11 @@ def _rotary_dim(fields: RawFields, head_dim: int, factor: float) -> int | None:
 
 
 def rope_from_hf(
-    fields: RawFields, max_position: int, default_theta: float, default_factor: float | None = None
+    fields: RawFields,
+    max_position: int,
+    default_theta: float,
+    default_factor: float | None = None,
+    default_original: int | None = None,
 ) -> tuple[float, RopeScaling | None, float]:
     """RoPE's base, how the frequencies are stretched, and the share of a head that is turned.
 
@@ -84,11 +89,12 @@ def rope_from_hf(
         max_position: `max_position_embeddings`.
         default_theta: the base where no key says it.
         default_factor: `partial_rotary_factor` where no key says it; None: the family turns whole heads.
+        default_original: the length before scaling where no key beside the scaling says it.
 
     Raises:
         UsageError: an unknown RoPE type, or keys that disagree.
     """
-    outer_original = fields.optional_integer("original_max_position_embeddings")
+    outer_original = fields.optional_integer("original_max_position_embeddings", default_original)
     thetas: list[tuple[str, float]] = []
     factors: list[tuple[str, float]] = []
     scalings: list[RopeScaling | None] = []
@@ -158,6 +164,10 @@ def _parse(
         scaling = _llama3(inner, key, outer, max_position)
     elif rope_type == "yarn":
         scaling = _yarn(inner, key, outer, max_position)
+    elif rope_type == "longrope":
+        scaling = _longrope(inner, key, outer, max_position)
+    elif rope_type == "dynamic":
+        scaling = RopeScaling("dynamic", factor=inner.number(f"{key}.factor"))
     stated = inner.has(f"{key}.rope_type") or inner.has(f"{key}.type")
     if unused := inner.unused():
         raise fields.error(
@@ -199,6 +209,23 @@ def _yarn(inner: RawFields, key: str, outer: int | None, max_position: int) -> R
         beta_slow=slow,
         truncate=inner.flag(f"{key}.truncate", True),
         attention_factor=implied if stated is None else stated,
+    )
+
+
+def _longrope(inner: RawFields, key: str, outer: int | None, max_position: int) -> RopeScaling:
+    """The factors of each pair up to the old context; those beyond it belong to a table that no cache can have."""
+    short, long = (tuple(inner.items(f"{key}.{name}_factor", float)) for name in ("short", "long"))
+    if len(short) != len(long) or not all(math.isfinite(one) and one > 0 for one in (*short, *long)):
+        raise inner.error(f"{key}.short_factor and {key}.long_factor must have as many numbers each, all above zero")
+    original = _original(inner, key, outer, max_position)
+    factor = _optional(inner, f"{key}.factor", max_position / original)
+    implied = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeScaling(
+        "longrope",
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=_optional(inner, f"{key}.attention_factor", implied),
+        freq_factors=short,
     )
 
 

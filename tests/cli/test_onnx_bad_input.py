@@ -116,7 +116,7 @@ def test_values_that_overflow_in_half_precision(model: Path, refused: Callable[.
     ("keys", "named"),
     [
         ({"hidden_act": "relu"}, ["hidden_act", "relu"]),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["dynamic"]),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, ["ntk"]),
         ({"model_type": "mamba"}, ["mamba", "llama"]),
         ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
         ({"dtype": "float16"}, ["float16", "float32"]),
