@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,14 @@ def verify(
             autocompletion=models,
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="A public key of minisign's, or a file with one, to be signed by."),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="FILE", help="A secret key of minisign's, to sign what nothing is wrong with."),
+    ] = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> ExitCode:
@@ -39,7 +48,7 @@ def verify(
     from blockexport.models.wording import plural, size
 
     with console.progress_bar(quiet=quiet or as_json) as progress:
-        found = verify_bundle(bundle, source=source, progress=progress)
+        found = verify_bundle(bundle, source=source, key=key, sign=sign, progress=progress)
     if as_json:
         console.print_json(
             {

@@ -13,11 +13,12 @@ from blockexport.export.bundle.engine_entry import ENGINES, entry_of
 from blockexport.export.bundle.file_check import wrong_files
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, is_as_written, read_manifest
 from blockexport.export.bundle.own_verdict import PARITY, REPORT, why_bad
+from blockexport.export.bundle.signature import sign_manifest, wrong_signature
 from blockexport.export.bundle.trt_library import load_library
 from blockexport.export.bundle.verify_graph import wrong_graph
 from blockexport.export.onnx_export import stored_weights
 from blockexport.export.output.atomic_write import PLAN, abandoned
-from blockexport.export.output.ownership import strangers
+from blockexport.export.output.ownership import SIGNATURE, strangers
 from blockexport.export.weights.weight_files import write_weights
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.exit_codes import ExitCode
@@ -51,18 +52,28 @@ class Verification:
 
 
 @typed_call
-def verify_bundle(bundle: str | Path, *, source: str | Path | None = None, progress: Progress = silent) -> Verification:
+def verify_bundle(
+    bundle: str | Path,
+    *,
+    source: str | Path | None = None,
+    key: str | Path | None = None,
+    sign: str | Path | None = None,
+    progress: Progress = silent,
+) -> Verification:
     """Check a bundle without running it: files against the manifest, graph, external data, report and engines.
 
     Args:
         bundle: the folder.
         source: the checkpoint that it was exported from: its weights are derived anew, in a temporary folder, and
             compared with the bundle's.
+        key: a public key of minisign's, or a file with one, that the manifest has to be signed by.
+        sign: a file with a secret key of minisign's, which signs the manifest where nothing is wrong.
         progress: told how many MiB are hashed, and how many of the weights are written.
 
     Raises:
-        UsageError: no bundle, or one of another schema; a file that may not be read; a source that does not open.
-        NotJudgedError: the adapter that was merged into the source is not there.
+        UsageError: no bundle, or one of another schema; a file that may not be read; a source that does not open; a
+            key that is none.
+        NotJudgedError: the adapter that was merged into the source is not there, or cryptography is not installed.
     """
     folder = Path(bundle)
     problems: list[str] = []
@@ -98,6 +109,13 @@ def verify_bundle(bundle: str | Path, *, source: str | Path | None = None, progr
     ):
         problems += told
         not_checked += reasons
+    if sign is not None and not problems:
+        sign_manifest(folder, Path(sign))
+    if key is not None:
+        reason = wrong_signature(folder, str(key))
+        problems += [] if reason is None else [reason]
+    elif sign is None and (folder / SIGNATURE).exists():
+        not_checked.append("the signature of the manifest: --key names the key that it has to be by")
     return Verification(
         len(manifest.files),
         sum(entry.bytes for entry in manifest.files.values()),

@@ -55,6 +55,7 @@ HOMES: dict[str, set[str]] = {
         "compare/audits/*.py",
         "compare/judged_bundle.py",
     },
+    "cryptography": {"export/bundle/signature.py"},
     "gguf": {"models/checkpoints/gguf_checkpoint.py", "models/checkpoints/gguf_header.py"},
     "huggingface_hub": {"models/checkpoints/hub.py"},
     "tokenizers": {"runtime/text/detokenize.py", "runtime/text/encoder.py"},

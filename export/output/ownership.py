@@ -14,6 +14,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_bytes
 
 MANIFEST = "manifest.json"
+SIGNATURE = f"{MANIFEST}.minisig"  # of the manifest, which cannot list it
 
 
 def is_bundle(folder: Path) -> bool:
@@ -56,7 +57,12 @@ def _listed(folder: Path) -> Set[str] | None:
         files = manifest["files"]
         if not {"schema_version", "weights_digest"} <= manifest.keys():
             return None
-        return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {MANIFEST, LOCK, PLAN}
+        return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {
+            MANIFEST,
+            SIGNATURE,
+            LOCK,
+            PLAN,
+        }
     except (UsageError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
