@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
         return code
 
     GOOD = 0, "good"
-    BAD = 1, "judged and found bad; the message or the report says what"
+    BAD = 1, "judged and found bad; the message or the report says what. Of `diff`: something differs"
     WRONG_USE = 2, "wrong use or bad input; one message with the value, the limit and the remedy"
     NOT_JUDGED = 3, "could not be done or judged on this machine: no kernel, no source, no GPU, not enough memory"
     BUG = 70, "a bug of blockexport; `BLOCKEXPORT_DEBUG=1` in the environment prints the traceback for a report"
