@@ -38,11 +38,12 @@ def test_every_family(family: str, spelling: str, dtype: torch.dtype, tmp_path: 
     model: Any = make_model(family, tied=True).to(dtype)
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    weights = load_file(file)
+    weights, prefix = load_file(file), f"{model.base_model_prefix}."
     if spelling == "head alone":
-        weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+        table = next(name for name, _ in model.named_parameters() if name.startswith(prefix))
+        weights["lm_head.weight"] = weights.pop(table)
     else:
-        weights = {name.removeprefix("model."): values for name, values in weights.items()}
+        weights = {name.removeprefix(prefix): values for name, values in weights.items()}
     save_file(weights, file, metadata={"format": "pt"})
     both_readers_agree(tmp_path)
 
