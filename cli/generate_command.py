@@ -42,6 +42,18 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the random numbers; the same seed gives the same text.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            metavar="ngram|BUNDLE",
+            help="What proposes tokens that are verified several at a time: what followed the same words before, or a "
+            "smaller model with the same tokenizer.",
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", metavar="K", min=1, help="The most tokens that a draft proposes at a time.")
+    ] = 8,
     backend: options.Backend = ONNXRUNTIME.name,
     model: options.Source = None,
     threads: options.Threads = None,
@@ -70,6 +82,8 @@ def generate(
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
     from blockexport.runtime.text.generate import Generation
+    from blockexport.runtime.text.open_draft import open_draft
+    from blockexport.runtime.text.speculation import SpeculativeGeneration
 
     if not bundle.exists() and os.path.isfile(os.path.join(prompt, MANIFEST)):  # noqa: PTH113, PTH118 (of any length)
         raise UsageError(f"{prompt} is the bundle, and comes before the prompt: blockexport generate BUNDLE PROMPT")
@@ -98,7 +112,13 @@ def generate(
     # A raw prompt is gone on from, spaces included; an answer stands by itself.
     after = [] if as_chat else prompt_ids
     decoder = decoder or opened()
-    generation = Generation(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
+    if draft is None:
+        generation = Generation(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
+    else:
+        drafts = open_draft(draft, decoder, tokenizer, backend, exact=exact)
+        generation = SpeculativeGeneration(
+            decoder, prompt_ids, options, drafts, draft_tokens, tokenizer.stop_ids, max_new_tokens
+        )
     if as_json:
         token_ids = list(generation)
         answer = {"prompt_ids": prompt_ids, "token_ids": token_ids, "text": tokenizer.decode(token_ids, after)}
@@ -169,8 +189,15 @@ def _speed(generation: Generation) -> str:
     each = generation.decode_seconds / generation.steps
     return (
         f"[{generation.count} tokens at {1 / each:.1f} tokens/s, {each * 1e3:.1f} ms each; {prompt}; "
-        f"ended by: {generation.finish_reason}]"
+        f"ended by: {generation.finish_reason}{_draft(generation)}]"
     )
+
+
+def _draft(generation: Generation) -> str:
+    figures = generation.draft_figures()
+    if figures is None:
+        return ""
+    return f"; draft: {figures['accepted']} of {figures['proposed']} tokens accepted in {figures['calls']} calls"
 
 
 def _summary(generation: Generation, options: SamplingOptions, backend: str) -> dict[str, Any]:
@@ -183,4 +210,5 @@ def _summary(generation: Generation, options: SamplingOptions, backend: str) -> 
         "prefill_seconds": generation.prefill_seconds,
         "decode_seconds": generation.decode_seconds,
         "decode_steps": generation.steps,
+        "draft": generation.draft_figures(),
     }

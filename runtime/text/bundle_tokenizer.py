@@ -110,6 +110,15 @@ class BundleTokenizer:
             f"the model's vocabulary of {vocab_size}: a text with one of them is refused"
         )
 
+    def first_difference(self, other: BundleTokenizer) -> str | None:
+        """A token that does not have the same id in another tokenizer, in words; None where all have."""
+        here, there = (dict(one._tokenizer.get_vocab(with_added_tokens=True)) for one in (self, other))
+        differing = here.items() ^ there.items()
+        if not differing:
+            return None
+        token = min(differing, key=lambda item: item[1])[0]
+        return f"{shown(token)} has {here.get(token, 'no id')} in the one and {there.get(token, 'no id')} in the other"
+
     def stream(self, after: Iterable[int] = ()) -> StreamDecoder:
         """A streaming decoder for what follows the ids `after`, whose own text it does not give.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 
@@ -45,8 +46,8 @@ class Generation(Iterator[int]):
         prompt_length: tokens of the prompt.
         count: tokens given so far.
         finish_reason: None until the iteration has ended.
-        prefill_seconds: time the prompt took; `decode_seconds`: time of all steps after it, in which `steps` tokens
-            went through the model.
+        prefill_seconds: time the prompt took, with the first token chosen from it.
+        decode_seconds: time of what came after it, in which `steps` tokens were chosen, one that ended it included.
     """
 
     def __init__(
@@ -68,43 +69,60 @@ class Generation(Iterator[int]):
         self._sampler = Sampler(options)
         self._stop_ids = frozenset(stop_ids)
         self._limit = max_new_tokens
-        self._pending = list(prompt_ids)  # chosen, and not yet in the cache
+        self._pending = list(prompt_ids)  # not yet in the cache
+        self._chosen: deque[int] = deque()  # and not yet given
 
     def __next__(self) -> int:
         if self.finish_reason is None and self.count == self._limit:
             self.finish_reason = FinishReason.LENGTH
-        elif self.finish_reason is None and self._slots_left() < len(self._pending):
-            self.finish_reason = FinishReason.CACHE_FULL
+        elif self.finish_reason is None and not self._chosen:
+            if self._slots_left() < len(self._pending):
+                self.finish_reason = FinishReason.CACHE_FULL
+            else:
+                self._choose()
         if self.finish_reason is not None:
             raise StopIteration
-        token_id = self._sampler.sample(self._advance())
+        token_id = self._chosen.popleft()
         if token_id in self._stop_ids:
             self.finish_reason = FinishReason.STOP
             raise StopIteration
         self.count += 1
-        self._pending = [token_id]
         return token_id
 
     def _slots_left(self) -> int:
         filled = 0 if self.count == 0 else int(self._decoder.lengths_B[0])
         return self._decoder.max_sequence_length - filled
 
-    def _advance(self) -> NDArray[np.float32]:
-        """Put the pending tokens into the cache; the logits [V] after the last of them."""
+    def _choose(self) -> None:
+        """Put the pending tokens into the cache, and choose what comes after them."""
         started = time.perf_counter()
         if self.count == 0:
             self._decoder.reset(1)
-        for start in range(0, len(self._pending), PREFILL_CHUNK):
-            chunk_BS = torch.tensor([self._pending[start : start + PREFILL_CHUNK]], dtype=torch.int64)
-            logits_BSV = self._decoder.prefill(chunk_BS)
-        logits_V: NDArray[np.float32] = logits_BSV[0, -1].to(torch.float32).numpy()
-        elapsed = time.perf_counter() - started
-        if self.count == 0:
-            self.prefill_seconds = elapsed
+            chosen = [self._sampler.sample(append(self._decoder, self._pending)[-1])]
+            self.prefill_seconds = time.perf_counter() - started
         else:
-            self.decode_seconds += elapsed
-            self.steps += 1
-        return logits_V
+            chosen = self._run()
+            self.decode_seconds += time.perf_counter() - started
+            self.steps += len(chosen)
+        self._chosen.extend(chosen)
+        self._pending = chosen[-1:]
+
+    def draft_figures(self) -> dict[str, float] | None:
+        """What a draft proposed, and how much of it was accepted; None where there is no draft."""
+        return None
+
+    def _run(self) -> list[int]:
+        """The tokens that one call of the decoder gives after the prompt: at least one, the last not yet fed to it."""
+        return [self._sampler.sample(append(self._decoder, self._pending)[-1])]
+
+
+def append(decoder: Decoder, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    """Put tokens into a cache of one row; the logits [S, V] of the last call, [1, V] where it gives no others."""
+    for start in range(0, len(token_ids), PREFILL_CHUNK):
+        chunk_BS = torch.tensor([token_ids[start : start + PREFILL_CHUNK]], dtype=torch.int64)
+        logits_BSV = decoder.prefill(chunk_BS)
+    logits_SV: NDArray[np.float32] = logits_BSV[0].to(torch.float32).numpy()
+    return logits_SV
 
 
 def check_prompt(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | None) -> None:

@@ -116,6 +116,28 @@ class Sampler:
         Raises:
             UsageError: a logit is NaN or +infinity, or all are -infinity.
         """
+        logits_V = self._checked(logits)
+        return int(logits_V.argmax()) if self.options.temperature == 0.0 else self._draw(*self._kept(logits_V))
+
+    def probabilities(self, logits: NDArray[Any]) -> NDArray[np.float64]:
+        """With what probability `sample` chooses each token [V] at a temperature above 0. Raises as `sample`."""
+        logits_V = self._checked(logits)
+        ids, sums = self._kept(logits_V)
+        probabilities_V = np.zeros(len(logits_V))
+        probabilities_V[ids] = np.diff(sums, prepend=0.0) / sums[-1]
+        return probabilities_V
+
+    def draw(self, weights_V: NDArray[np.float64]) -> int:
+        """A token id drawn by weights [V] that are not negative and not all 0."""
+        ids = np.flatnonzero(weights_V)
+        return self._draw(ids, np.add.accumulate(weights_V[ids]))
+
+    def uniform(self) -> float:
+        """The next random number in [0, 1)."""
+        return self._random.next_uniform()
+
+    @staticmethod
+    def _checked(logits: NDArray[Any]) -> NDArray[np.float32]:
         logits_V = np.asarray(logits, dtype=np.float32).reshape(-1)
         greatest = float(logits_V.max())
         if not math.isfinite(greatest):  # a NaN anywhere makes the maximum NaN
@@ -123,14 +145,18 @@ class Sampler:
                 f"the greatest of the {logits_V.size} logits is {greatest}, and no token can be chosen from that: "
                 "blockexport compare shows where the model goes wrong"
             )
-        if self.options.temperature == 0.0:
-            return int(logits_V.argmax())
+        return logits_V
+
+    def _kept(self, logits_V: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The candidates that may be drawn, and the running sums of their weights."""
         ids = ordered_candidates(logits_V, self.options.top_k)
         sums = np.add.accumulate(self._weights(logits_V[ids]))
         count = 1 + int(np.searchsorted(sums, self.options.top_p * sums[-1], side="left"))
-        kept = sums[: min(count, len(sums))]
-        chosen = int(np.searchsorted(kept, self._random.next_uniform() * kept[-1], side="right"))
-        return int(ids[min(chosen, len(kept) - 1)])
+        return ids[:count], sums[:count]
+
+    def _draw(self, ids: NDArray[np.int64], sums: NDArray[np.float64]) -> int:
+        chosen = int(np.searchsorted(sums, self._random.next_uniform() * sums[-1], side="right"))
+        return int(ids[min(chosen, len(sums) - 1)])
 
     def _weights(self, ordered: NDArray[np.float32]) -> NDArray[np.float64]:
         wide = ordered.astype(np.float64)

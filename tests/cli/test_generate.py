@@ -204,3 +204,27 @@ def test_a_missing_engine_is_told_before_a_missing_tokenizer(bundle: Path, capsy
     assert code == 2 and "holds no tensorrt-rtx engine" in err
     code, _, err = _run(capsys, bundle, "hi")
     assert code == 2 and "tokenizer.json" in err
+
+
+def test_drafts_give_the_same_text_and_tell_their_rate(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = _json(capsys, bundle, PROMPT, "-n", "20")
+    assert plain["draft"] is None
+    for draft in ("ngram", str(bundle)):
+        answer = _json(capsys, bundle, PROMPT, "-n", "20", "--draft", draft, "--draft-tokens", "3")
+        assert answer["token_ids"] == plain["token_ids"]
+        assert answer["decode_steps"] == answer["draft"]["calls"] + answer["draft"]["accepted"] == 19
+    assert answer["draft"]["acceptance_rate"] > 0.9  # the model is its own draft
+    assert "tokens accepted in" in _run(capsys, bundle, PROMPT, "-n", "20", "--draft", "ngram")[2]
+
+
+def test_a_draft_of_another_vocabulary_is_refused(
+    exported: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = json.loads((bundle / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["\u2581time"], vocabulary["\u2581day"] = vocabulary["\u2581day"], vocabulary["\u2581time"]
+    (bundle / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    code, out, err = _run(capsys, exported, PROMPT, "--draft", bundle)
+    assert (code, out) == (2, "") and "another vocabulary" in err and " in the other." in err and err.count("\n") == 1
+    code, out, err = _run(capsys, exported, PROMPT, "--draft", "nowhere")
+    assert (code, out) == (2, "") and "nowhere is not a bundle" in err
