@@ -24,7 +24,10 @@ from blockexport.runtime.text.speculation import SpeculativeGeneration
 
 GREEDY = SamplingOptions()
 LIST = "".join(f"- name: server-{i}\n  port: {8000 + i}\n  image: registry/web:1.{i}\n" for i in range(1, 6))
-TEXTS = {"repetitive": f"servers:\n{LIST}", "free": "Write a short story about a lighthouse keeper who finds a letter."}
+TEXTS = {
+    "repetitive": f"servers:\n{LIST}",
+    "free": "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+}
 SUBJECTS = ("rivers", "the moon", "bread", "trains", "winter", "chess", "bees", "Rome", "glass", "a garden")
 QUESTIONS = (
     "Write three sentences about {}.",
