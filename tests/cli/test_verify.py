@@ -284,14 +284,15 @@ def flips(bundle: Path, count: int) -> Iterator[tuple[Path, int]]:
 
 @pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.full)])
 def test_a_single_bit(count: int, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of any file, the manifest included. Those of weights `selftest` sees as well."""
+    """Of any file, the manifest included. Those of weights `selftest` sees as well. A manifest whose key for its own
+    digest is not spelt so any more cannot be read at all (exit code 2)."""
     unseen = []
     for path, bit in flips(bundle, count):
         flip(path, bit)
         seen = [main(["verify", str(bundle), "--quiet"])]
         if path.name == "model.safetensors":
             seen.append(main(["selftest", str(bundle), "--quiet"]))
-        unseen += [(path.name, bit, code) for code in seen if code != 1]
+        unseen += [(path.name, bit, code) for code in seen if code != 1 and (path.name, code) != ("manifest.json", 2)]
         flip(path, bit)
     assert unseen == []
     assert main(["verify", str(bundle)]) == 0
