@@ -28,7 +28,8 @@ def test_the_file_passes_and_equals_transformers(
     assert main(["onnx", str(tmp_path / "model"), "-o", str(tmp_path / "bundle"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["report"]
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
-    assert verdicts.keys() == {entry.name for entry in choose_checks()}
+    integers = {"integers"}  # of quantised files
+    assert verdicts.keys() == {entry.name for entry in choose_checks()} - integers
     assert set(verdicts.values()) == {"pass"}
     assert report["positions"]["position"][-1] == 511
     # Rows of unequal length, prefilled with padding and then stepped each at its own position.
