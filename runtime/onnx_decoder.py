@@ -10,6 +10,8 @@ judged has all M of them from the start, as the file declares; the check `growth
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import torch
 
@@ -24,6 +26,9 @@ from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.onnx_session import bind, lacks_memory, open_session, ort, require_shapes, session_options
 
 FIRST_SLOTS = 128  # bound at first, or M where that is less
+
+# Said of an output that is bound to a tensor of another size; a later node may fail first where it may take any.
+_OTHER_SIZE = re.compile(r"invalid dimensions for output: (\S+) .*?index: (\d+) Got: (\d+) Expected: (\d+)", re.DOTALL)
 
 # A product by quantised weights becomes one kernel, which rounds the activations to 8 bits block by block.
 _FAST = ("session.qdq_matmulnbits_accuracy_level", "4")
@@ -141,6 +146,9 @@ def failed_node(error: Exception) -> Exception:
     """What ONNX Runtime says about a node of the graph, as an ArtifactError; anything else, such as inputs that are not
     the graph's or a lack of memory, as it is."""
     said = str(error)
+    if (cut := _OTHER_SIZE.search(said)) is not None:
+        name, axis, bound, found = cut.groups()
+        return ArtifactError(f"the output {name} has {found} entries along axis {axis} and should have {bound}")
     if "while running" not in said or lacks_memory(said):
         return error
     return ArtifactError(f"ONNX Runtime {ort.__version__} fails in the graph: {said.partition('while running ')[2]}")

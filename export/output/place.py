@@ -112,11 +112,10 @@ def bundle_place(output: Path, inputs: Iterable[Path], *, force: bool) -> Path:
     """
     place = output_place(output, inputs)
     with disk_errors(output):
-        reason = why_taken(place, force=force)
+        if (reason := why_taken(place, force=force)) is not None:
+            raise UsageError(f"the output {output} {reason}")
         nearest = next(path for path in place.parents if path.exists())
         longest = os.pathconf(nearest, "PC_NAME_MAX") - LONGEST_SUFFIX
-    if reason is not None:
-        raise UsageError(f"the output {output} {reason}")
     if len(os.fsencode(place.name)) > longest:
         raise UsageError(f"the output's name has {len(os.fsencode(place.name))} bytes: choose one of at most {longest}")
     return place

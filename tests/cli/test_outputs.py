@@ -265,6 +265,7 @@ def test_places_that_only_look_alike_are_taken(
         ("dangling/x", "is a symbolic link to nowhere, which does not exist"),
         ("loop/x", "is a symbolic link to loop, which does not exist"),
         ("/dev", "is a mount point"),
+        ("/", "is a mount point"),
         ("n" * 240, "name has 240 bytes: choose one of at most"),
     ],
 )

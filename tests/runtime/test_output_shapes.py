@@ -7,6 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -43,6 +45,22 @@ def test_an_output_of_another_shape_is_the_artifacts_fault(
     said = rf"output {re.escape(CUTS[name][1])} has the shape .* should have \[2, .*\], when 2 rows of 9 tokens"
     with pytest.raises(ArtifactError, match=said):
         decoder.prefill(torch.arange(18).view(2, 9))
+
+
+def test_a_cache_that_is_cut_before_attention_reads_it(bundle: Path, tmp_path: Path) -> None:
+    """No second run tells the shape: there attention fails first."""
+    shutil.copytree(bundle, tmp_path / "cut")
+    model = onnx.load(bundle / "model.onnx", load_external_data=False)
+    at = next(i for i, node in enumerate(model.graph.node) if "present.0.key" in node.output)
+    model.graph.node[at].output[0] = "whole"
+    for name, values in {"from": [0], "to": [8], "axis": [2]}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+    cut = onnx.helper.make_node("Slice", ["whole", "from", "to", "axis"], ["present.0.key"])
+    model.graph.node.insert(at + 1, cut)
+    onnx.save(model, tmp_path / "cut" / "model.onnx")
+    decoder = open_decoder(tmp_path / "cut", threads=1, verify="nothing")
+    with pytest.raises(ArtifactError, match=r"present.0.key has 8 entries along axis 2 and should have 32"):
+        decoder.prefill(torch.arange(9)[None])
 
 
 def test_it_fails_the_checks_whose_calls_show_it(
