@@ -54,16 +54,24 @@ def precision(context: CheckContext) -> Outcome:
         share = errors.rms / spread if spread > 0 else 0.0
         message = f"eager PyTorch in {name} is off by {number(share)} of the spread of the model's outputs"
         return Outcome(message, len(errors.positions_P), doubts=blind, figures=figures)
-    loss = _first_loss(context.checkpoint, dtype, context.ids_S, ends=context.decoder.interface.ends)
+    loss = _first_loss(context, dtype)
     weights = None if dtype is torch.float32 else _lost_weights(context.checkpoint, dtype)
     vanished = spread_of(errors.spread_P) < SPREAD_LEFT * spread
-    where = weights or loss or ""
+    where = weights or loss
     holding = _wider_that_hold(context, dtype)
     if (not finite or weights or vanished) and holding:
         remedy = " or ".join(f"--{wider}" for wider in holding)
-        return Outcome("", 1, [f"{name} cannot hold this model: {where}. Export with {remedy}"], figures=figures)
+        return Outcome(
+            "",
+            1,
+            [f"{name} cannot hold this model{f': {where}' if where else ''}. Export with {remedy}"],
+            figures=figures,
+        )
     told = [*blind[:1], *([f"the first to go: {where}"] if where else [])]
-    told += ["no wider precision holds it either: the checkpoint's own numbers are at fault"] if not holding else []
+    if len(set(context.ids_S.tolist())) == 1:
+        told += ["the text is one token over and over: judge another"]
+    elif not holding:
+        told += ["no wider precision holds it either: the checkpoint's own numbers are at fault"]
     return Outcome("", len(errors.positions_P), doubts=told, figures=figures)
 
 
@@ -81,8 +89,17 @@ def _wider_that_hold(context: CheckContext, dtype: torch.dtype) -> list[Precisio
     return [one for one in wider.get(Precision.of(dtype), ()) if holds(one.torch_dtype)]
 
 
+def _first_loss(context: CheckContext, dtype: torch.dtype) -> str | None:
+    """Where it is on the judged sequence, or else in a row of the batch."""
+    ends = context.decoder.interface.ends
+    for ids_S in (context.ids_S, *(row.ids_S for row in context.rows)):
+        if (loss := _loss_on(context.checkpoint, dtype, ids_S, ends)) is not None:
+            return loss
+    return None
+
+
 @torch.inference_mode()
-def _first_loss(checkpoint: Checkpoint, dtype: torch.dtype, ids_S: torch.Tensor, ends: Ends) -> str | None:
+def _loss_on(checkpoint: Checkpoint, dtype: torch.dtype, ids_S: torch.Tensor, ends: Ends) -> str | None:
     """Where arithmetic in `dtype` first loses what float64 says of the tokens, for people: the first value that is NaN,
     infinite or off by half of its size; None where it does nowhere."""
     own, exact = (Reference(checkpoint, kind, ends=ends).values(ids_S) for kind in (dtype, torch.float64))

@@ -76,3 +76,14 @@ def test_no_engine_is_built_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["trt", str(source), "-o", str(tmp_path / "b"), "-M", "40", *target]) == 1
     assert "no engine was built, because the graph did not pass" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.engine")) and not (tmp_path / "b").exists()
+
+
+def test_a_text_that_says_nothing_is_not_the_checkpoints_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config()
+    source = write_folder(tmp_path / "source", config, small_weights(config))
+    assert main(["onnx", str(source), "-o", str(tmp_path / "b"), "-M", "40", "--no-compare", "-q"]) == 0
+    assert main(["compare", str(tmp_path / "b"), "--tokens", ",".join(["5"] * 40), "--no-explain"]) == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert "one token over and over: judge another" in out and "own numbers are at fault" not in out
