@@ -80,15 +80,16 @@ def bench(
     Example: blockexport bench smollm2 --against SmolLM2-135M-Instruct.Q4_1.gguf --html bench.html
     """
     import blockexport
-    from blockexport.cli.bench_page import page_place, write_page
+    from blockexport.cli.bench_page import MARK, to_page
     from blockexport.cli.bench_view import show
+    from blockexport.cli.marked_file import marked_place, write_marked
     from blockexport.export.bundle.manifest import MANIFEST, read_manifest
     from blockexport.export.bundle.own_verdict import known_bad
 
     for path in _files(bundle, against or []):
         if (path / MANIFEST).is_file() and (reason := known_bad(path, read_manifest(path))) is not None:
             console.say(f"warning: {reason}")
-    place = None if html is None else page_place(html, _files(bundle, against or []))
+    place = None if html is None else marked_place(html, "page", MARK, _files(bundle, against or []))
     with console.progress_bar(quiet=quiet or as_json) as progress:
         result = blockexport.bench_bundle(
             bundle,
@@ -106,7 +107,7 @@ def bench(
             progress=progress,
         )
     if place is not None:
-        write_page(result, place)
+        write_marked(place, to_page(result), MARK)
     if as_json:
         console.print_json(result.to_json())
     else:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.cli import bench_view as view
-from blockexport.models.errors import UsageError
 
 if TYPE_CHECKING:
     from blockexport.runtime.bench.bench_result import BenchResult, PhaseFigures
@@ -37,47 +34,6 @@ class BarChart:
 
     title: str
     bars: list[Bar]
-
-
-def page_place(path: Path, inputs: Iterable[Path]) -> Path:
-    """The real path of a page that is to be written.
-
-    Raises:
-        UsageError: it cannot be written, or something is there that `write_page` has not written.
-    """
-    from blockexport.export.output.place import output_place
-
-    place = output_place(path.parent / path.name, inputs, "the page") if not path.is_file() else path.resolve()
-    if path.is_dir():
-        raise UsageError(f"the page {path} is a folder, where a file has to go: choose another name")
-    if path.is_file() and not _is_a_page(path):
-        raise UsageError(
-            f"the page {path} would replace a file that is not a page of blockexport's: choose another name"
-        )
-    if not place.parent.is_dir():
-        raise UsageError(f"the page {path} cannot be written: there is no folder {place.parent}. Make it first")
-    return place
-
-
-def _is_a_page(path: Path) -> bool:
-    """Whether `write_page` wrote the file, however large: the mark is its end."""
-    from blockexport.models.regular_file import open_regular
-
-    mark = MARK.encode()
-    with open_regular(path) as file:
-        file.seek(max(0, path.stat().st_size - len(mark)))
-        return file.read(len(mark) + 1) == mark
-
-
-def write_page(result: BenchResult, place: Path) -> None:
-    """Write the page, or replace an older one.
-
-    Raises:
-        UsageError: the disk is full, or cannot be written. An older page is then as it was.
-    """
-    from blockexport.export.output.atomic_write import replace_file
-
-    replace_file(place, (to_page(result) + MARK).encode())
 
 
 def to_page(result: BenchResult) -> str:

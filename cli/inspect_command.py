@@ -15,6 +15,8 @@ from blockexport.models.devices import DEVICES
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 
+DRAWN = "<!-- a drawing of blockexport inspect -->\n"
+
 
 def inspect(
     model: options.Model,
@@ -113,15 +115,16 @@ def compared(
 
 def _draw(path: Path, model: str, description: dict[str, Any]) -> None:
     from blockexport.cli.inspect_view import options_in_words
-    from blockexport.export.output.atomic_write import replace_file
+    from blockexport.cli.marked_file import marked_place, write_marked
     from blockexport.models.block_drawing import draw_block
     from blockexport.models.config.model_config import ModelConfig
     from blockexport.models.strict_json import read_record
 
     if path.suffix.lower() != ".svg":
         raise UsageError(f"--drawing {path} is to be SVG: give a name that ends in .svg")
+    place = marked_place(path, "drawing", DRAWN)
     config = read_record(ModelConfig, description["config"], "config")
-    replace_file(path, draw_block(config, model, options_in_words(config), description["tokens"]).encode())
+    write_marked(place, draw_block(config, model, options_in_words(config), description["tokens"]), DRAWN)
     console.say(f"drew {path}")
 
 

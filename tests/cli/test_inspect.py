@@ -230,6 +230,14 @@ def test_two_models_are_counted_for_one_context(capsys: pytest.CaptureFixture[st
 def test_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "tiny", "--drawing", str(tmp_path / "block.svg"))
     assert (tmp_path / "block.svg").read_text().startswith("<svg ")
+    printed(capsys, "tiny", "--drawing", str(tmp_path / "block.svg"))  # its own is replaced
+
+
+def test_no_drawing_takes_the_place_of_another_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.svg").write_text("<svg/>")
+    assert main(["inspect", "tiny", "--drawing", str(tmp_path / "mine.svg")]) == 2
+    assert "would replace a file that is not a drawing of blockexport's" in capsys.readouterr().err
+    assert (tmp_path / "mine.svg").read_text() == "<svg/>"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +247,7 @@ def test_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--memory", "much"], "24GB"),
         (["--compare", "tiny"], "the model itself"),
         (["--drawing", "block.png"], "ends in .svg"),
-        (["--drawing", "no/such/folder/block.svg"], "no/such/folder"),
+        (["--drawing", "no/such/folder/block.svg"], "no/such/folder. Make it first"),
     ],
 )
 def test_wrong_use_of_the_additions(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
