@@ -39,12 +39,13 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | No
         named = {item["name"]: item["template"] for item in entry}
     except (TypeError, KeyError) as error:
         raise UsageError(
-            "chat_template in tokenizer_config.json must be text or a list of {name, template}: use --raw to go without"
+            "chat_template in tokenizer_config.json must be text or a list of {name, template}: fix it, or remove it "
+            "to go without"
         ) from error
     if "default" not in named:
         raise UsageError(
-            f"the chat templates are called {', '.join(named)} and none is the default: use --raw, or put the one you "
-            f"want into {path}"
+            f"the chat templates are called {', '.join(named)} and none is the default: put the one you want "
+            f"into {path}"
         )
     return str(named["default"])
 
