@@ -92,11 +92,11 @@ def measure(decoder: Decoder, tokenizer: BundleTokenizer, drafts: list[str], opt
                 for _ in run:
                     pass
                 found.append(run.steps / run.decode_seconds)
-                figures[draft] = run.draft_figures(), run.steps
+                figures[draft] = run.drafted(), run.steps
         usual = statistics.median(speeds[None])
         for draft, found in speeds.items():
             speed, (drafted, steps) = statistics.median(found), figures[draft]
-            rates = f"{drafted['acceptance_rate']:10.2f}{steps / drafted['calls']:8.2f}" if drafted else ""
+            rates = f"{drafted.acceptance_rate:10.2f}{steps / drafted.calls:8.2f}" if drafted else ""
             shown = "none" if draft is None else Path(draft).name
             print(f"{name:12}{shown:12}{speed:10.1f}{speed / usual:8.2f}{rates}", flush=True)
 

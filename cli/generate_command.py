@@ -194,15 +194,16 @@ def _speed(generation: Generation) -> str:
 
 
 def _draft(generation: Generation) -> str:
-    figures = generation.draft_figures()
-    if figures is None:
+    told = generation.drafted()
+    if told is None:
         return ""
-    return f"; draft: {figures['accepted']} of {figures['proposed']} tokens accepted in {figures['calls']} calls"
+    return f"; draft: {told.accepted} of {told.proposed} tokens accepted in {told.calls} calls"
 
 
 def _summary(generation: Generation, options: SamplingOptions, backend: str) -> dict[str, Any]:
     from dataclasses import asdict
 
+    drafted = generation.drafted()
     return {
         "finish_reason": str(generation.finish_reason),
         "backend": backend,
@@ -210,5 +211,5 @@ def _summary(generation: Generation, options: SamplingOptions, backend: str) -> 
         "prefill_seconds": generation.prefill_seconds,
         "decode_seconds": generation.decode_seconds,
         "decode_steps": generation.steps,
-        "draft": generation.draft_figures(),
+        "draft": None if drafted is None else asdict(drafted),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -25,6 +26,22 @@ class FinishReason(StrEnum):
     STOP = "stop token"
     LENGTH = "length"
     CACHE_FULL = "cache full"
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What a draft came to.
+
+    Attributes:
+        calls: of the decoder after the prompt.
+        proposed: tokens that the draft proposed, of which `accepted` were the model's own choice.
+        acceptance_rate: their share, 0 where none was proposed.
+    """
+
+    calls: int
+    proposed: int
+    accepted: int
+    acceptance_rate: float
 
 
 class Generation(Iterator[int]):
@@ -107,7 +124,7 @@ class Generation(Iterator[int]):
         self._chosen.extend(chosen)
         self._pending = chosen[-1:]
 
-    def draft_figures(self) -> dict[str, float] | None:
+    def drafted(self) -> Drafted | None:
         """What a draft proposed, and how much of it was accepted; None where there is no draft."""
         return None
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from blockexport.models.errors import UsageError
 from blockexport.runtime.decoder import Decoder
-from blockexport.runtime.text.generate import Generation, append, check_prompt
+from blockexport.runtime.text.generate import Drafted, Generation, append, check_prompt
 from blockexport.runtime.text.sampling import Sampler, SamplingOptions
 
 NGRAM = "ngram"
@@ -164,15 +164,10 @@ class SpeculativeGeneration(Generation):
         self._text.append(token_id)
         return token_id
 
-    def draft_figures(self) -> dict[str, float]:
-        """See `Generation.draft_figures`."""
+    def drafted(self) -> Drafted:
+        """See `Generation.drafted`."""
         rate = self.accepted / self.proposed if self.proposed else 0.0
-        return {
-            "calls": self.calls,
-            "proposed": self.proposed,
-            "accepted": self.accepted,
-            "acceptance_rate": rate,
-        }
+        return Drafted(self.calls, self.proposed, self.accepted, rate)
 
     def _run(self) -> list[int]:
         proposal = self._draft.propose(self._text, self._room(), self._sampler)
