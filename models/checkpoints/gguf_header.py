@@ -61,6 +61,9 @@ class GgufMetadata(Mapping[str, Any]):
         except _Damaged as error:
             raise UsageError(f"{self._path} is damaged: {key}: {error}. Download it again") from error
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._places  # a mapping's own would decode the value
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
