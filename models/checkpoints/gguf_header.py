@@ -155,6 +155,25 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise _Damaged(f"the text at byte {begin} is not UTF-8") from error
 
+    def strings(self, count: int) -> list[str]:
+        """As `count` times `string`, in a third of the time: a vocabulary and its merges are a hundred thousand."""
+        data, offset, last, unpack = self.data, self.offset, self.size - 8, struct.Struct("<Q").unpack_from
+        found: list[bytes] = []
+        for _ in range(count):
+            if offset > last:
+                break
+            begin = offset + 8
+            offset = begin + unpack(data, offset)[0]
+            found.append(data[begin:offset])
+        try:
+            if offset <= self.size and len(found) == count:
+                decoded = [one.decode() for one in found]
+                self.offset = offset
+                return decoded
+        except UnicodeDecodeError:
+            pass
+        return [self.string() for _ in range(count)]  # which says what is wrong, and where
+
     def array_head(self) -> tuple[int, int]:
         element_type, count = self.number("<I"), self.number("<Q")
         if element_type not in _SCALARS and element_type != _STRING:
@@ -171,7 +190,7 @@ class _Cursor:
             raise _Damaged(f"a value of the unknown type {value_type} stands at byte {self.offset}")
         element_type, count = self.array_head()
         if element_type == _STRING:
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         code = f"<{count}{_SCALARS[element_type][1]}"
         return list(struct.unpack_from(code, self.data, self.advance(struct.calcsize(code))))
 
