@@ -113,10 +113,8 @@ class ModelDraft:
 
     def _common(self, text: Sequence[int]) -> int:
         """How many tokens of `text` its cache holds; one at least has to be run."""
-        common = min(len(self._held), len(text) - 1)
-        while self._held[:common] != list(text[:common]):
-            common -= 1
-        return common
+        pairs = enumerate(zip(self._held, text[:-1], strict=False))
+        return next((i for i, (held, now) in pairs if held != now), min(len(self._held), len(text) - 1))
 
 
 class SpeculativeGeneration(Generation):

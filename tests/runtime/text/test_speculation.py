@@ -84,6 +84,25 @@ def test_the_last_slot_is_used_and_no_slot_after_it(kind: str, prompt_length: in
     assert generation.finish_reason is FinishReason.CACHE_FULL
 
 
+def test_a_draft_runs_what_is_new_to_it_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, fed = _decoder(), list[list[int]]()
+    prefill = decoder.prefill
+
+    def heard(inputs: torch.Tensor) -> torch.Tensor:
+        fed.append(inputs[0].tolist())
+        return prefill(inputs)
+
+    monkeypatch.setattr(decoder, "prefill", heard)
+    draft, sampler = ModelDraft(decoder, VOCAB), Sampler(GREEDY)
+    first, second, _ = draft.propose([1, 20, 30], 3, sampler).token_ids
+    assert fed == [[1, 20, 30], [first], [second]]
+    for text, new in (([1, 20, 30, first, second + 1], [second + 1]), ([1, 20, 31], [31]), ([9, 20], [9, 20])):
+        fed.clear()
+        proposed = draft.propose(text, 1, sampler)
+        assert fed == [new]
+        assert proposed == ModelDraft(_decoder(), VOCAB).propose(text, 1, sampler)
+
+
 def test_a_draft_with_fewer_slots_falls_silent() -> None:
     decoder = _decoder(64)
     generation = SpeculativeGeneration(decoder, [1], GREEDY, _draft("same", 32), 8)
