@@ -123,7 +123,7 @@ def test_one_bad_logit_fails_and_is_named() -> None:
 
 def test_nan_and_infinity_fail() -> None:
     floor = floor_of([noisy(1e-5, 1)], torch.float32)
-    for value in (torch.nan, torch.inf):
+    for value in (torch.nan, torch.inf, -torch.inf):
         bad = logits()
         bad[5, 3] = value
         found = judge_errors(measure(bad, logits(), range(P)), floor)
