@@ -1,6 +1,6 @@
 """What a draft does for `generate`: tokens/s with and without, in turns, on text that repeats itself and on free text.
 
-    python benchmarks/speculation.py BUNDLE [--draft ngram --draft BUNDLE ...] [--rounds 3] [--tokens 64] [--equal 50]
+    python benchmarks/draft_speed.py BUNDLE [--draft ngram --draft BUNDLE ...] [--rounds 3] [--tokens 64] [--equal 50]
 
 `--equal N` instead counts for how many of N prompts the greedy tokens are those of single steps, and says for the
 others by how little the first differing choice was ahead of the next: a tie within rounding is no fault.
