@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +63,8 @@ def redeclare(
     _check_golden(bundle, manifest, max_sequence_length)
     same = max_sequence_length == manifest.max_sequence_length
     if same and output is None:
+        with suppress(UsageError), addition(bundle):  # to clear what a killed one has left, where one may
+            pass
         return Redeclared(manifest, [])
     dropped = [n for n in manifest.files if n in manifest.engines or (n.startswith(f"{PARITY}/") and not same)]
     if output is None:

@@ -96,7 +96,8 @@ def addition(bundle: Path) -> Iterator[Path]:
         UsageError: another process is making or replacing the bundle.
     """
     with reserved(Path(os.path.realpath(bundle)), shared=True):
-        remove_abandoned(bundle)
+        with disk_errors(bundle):
+            remove_abandoned(bundle)
         with _made(partial_path(bundle / "addition"), bundle) as folder:
             yield folder
 

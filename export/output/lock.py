@@ -40,15 +40,21 @@ class FileLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(descriptor, kind)
-                if _is_at(descriptor, path):
-                    if not shared:
-                        os.ftruncate(descriptor, 0)
-                    os.write(descriptor, f"{line}\n".encode(errors="replace") if line else b"")
-                    return cls(path, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)
+            lock = cls(path, descriptor)
+            if not _is_at(descriptor, path):
+                os.close(descriptor)
+                continue
+            try:
+                if not shared:
+                    os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{line}\n".encode(errors="replace") if line else b"")
+            except BaseException:  # the disk is full
+                lock.release()
+                raise
+            return lock
 
     def share(self) -> None:
         """Let others share it. Raises BlockingIOError when another process was faster and holds it alone now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from pathlib import Path
 
@@ -83,6 +84,9 @@ def test_in_place_and_back_again(made: Path, tmp_path: Path, capsys: pytest.Capt
 def test_the_m_that_a_bundle_has_keeps_its_report(made: Path, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(made, tmp_path / "bundle"))
     slots = str(read_manifest(bundle).max_sequence_length)
+    left = bundle / f".addition.{platform.node()}-{2**22 + 1}-01234567.partial"  # of one who was killed
+    left.mkdir()
+    (left / "model.onnx").write_bytes(b"half")
     assert main(["redeclare", str(bundle), "-M", slots, "--quiet"]) == 0
     assert snapshot(bundle) == snapshot(made)
     assert main(["redeclare", str(bundle), "-M", slots, "-o", str(tmp_path / "copy"), "--quiet"]) == 0

@@ -162,6 +162,20 @@ def test_a_bundle_whose_own_folder_may_not_be_written_is_added_to(
     assert names(place) == names(made) and names(tmp_path) == {"b"}
 
 
+def test_a_disk_too_full_for_the_lock_is_left_as_it_was(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(shutil.copytree(made, tmp_path / "b"))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(UsageError, match="no space was left for"), addition(place):
+        pytest.fail("nothing can be added")
+    assert names(tmp_path) == {"b"} and names(place) == names(made)
+
+
 def others_bundle(place: Path) -> None:
     place.mkdir()
     (place / "thesis.txt").write_text("mine")
