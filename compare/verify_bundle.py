@@ -92,7 +92,11 @@ def verify_bundle(
     if whole is None:
         not_checked.append("whether the manifest was changed: a blockexport wrote it that did not put its digest there")
     problems += wrong_files(folder, manifest, progress)
-    problems += [f"{folder / name} is not listed in the manifest" for name in strangers(folder)]
+    problems += [
+        f"{folder / name} is "
+        + ("no file that blockexport writes" if name in manifest.files else "not listed in the manifest")
+        for name in strangers(folder)
+    ]
     if (folder / PLAN).exists():
         problems.append(
             f"{folder / PLAN} was left by a process that was killed over it, and cannot be carried out here"

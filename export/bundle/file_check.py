@@ -7,6 +7,7 @@ names, and would load without a word. The C++ runtime does the same (cpp/src/man
 from __future__ import annotations
 
 import hashlib
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -16,7 +17,7 @@ from typing import Literal
 from blockexport.export.bundle.manifest import FileEntry, Manifest, sha256_of
 from blockexport.models.errors import UsageError
 from blockexport.models.progress import Progress, silent
-from blockexport.models.regular_file import open_regular
+from blockexport.models.regular_file import kind_of, open_regular
 
 Verify = Literal["sample", "whole", "nothing"]
 """How much of a file is read to tell it from another."""
@@ -145,9 +146,13 @@ def sha256_of_each(folder: Path, names: Sequence[str], progress: Progress = sile
 
 
 def _other_size(path: Path, listed: FileEntry) -> str | None:
-    if not path.is_file():
+    try:
+        found = path.stat()
+    except OSError:
         return f"{path} is missing, and the manifest lists it"
-    size = path.stat().st_size
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path} is {kind_of(found.st_mode)}, and the manifest lists a file of that name"
+    size = found.st_size
     return None if size == listed.bytes else f"{path} has {size} bytes and the manifest says {listed.bytes}"
 
 

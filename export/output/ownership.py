@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,13 @@ from blockexport.models.regular_file import read_bytes
 
 MANIFEST = "manifest.json"
 SIGNATURE = f"{MANIFEST}.minisig"  # of the manifest, which cannot list it
+SBOM = "sbom.cdx.json"
+_OURS = re.compile(
+    r"[^/]+\.safetensors|model\.onnx|model(\.aoti)?\.pt2|aoti\.json|chat_template\.jinja|engines/[^/]+\.engine|"
+    r"((genai_|generation_|tokenizer_)?config|tokenizer|special_tokens_map|chat_turns)\.json|"
+    rf"parity/report\.(json|md|html)|{re.escape(SBOM)}"
+)
+"""What a bundle's files are called, whatever a manifest lists: a forged one must not have --force remove others."""
 
 
 def is_bundle(folder: Path) -> bool:
@@ -24,6 +32,8 @@ def is_bundle(folder: Path) -> bool:
 
 def strangers(folder: Path) -> list[str]:
     """What a bundle's folder holds besides the bundle's own files, relative to it; folders end in a slash.
+
+    A file is the bundle's own that its manifest lists and that has a name which blockexport gives.
 
     A symbolic link to a folder is a stranger, whatever it points to. Without a manifest everything is.
     """
@@ -51,18 +61,15 @@ def _remove_empty(folder: Path, below: Iterable[PurePosixPath]) -> None:
 
 
 def _listed(folder: Path) -> Set[str] | None:
-    """The files of the manifest in `folder`, itself included; None where there is none that blockexport wrote."""
+    """The files that the manifest in `folder` lists and a bundle can have, itself included; None where there is none
+    that blockexport wrote."""
     try:
         manifest = json.loads(read_bytes(folder / MANIFEST))
         files = manifest["files"]
         if not {"schema_version", "weights_digest"} <= manifest.keys():
             return None
-        return {str(PurePosixPath(name)) for name, entry in files.items() if "sha256" in entry} | {
-            MANIFEST,
-            SIGNATURE,
-            LOCK,
-            PLAN,
-        }
+        own = {name for name, entry in files.items() if "sha256" in entry and _OURS.fullmatch(name)}
+        return own | {MANIFEST, SIGNATURE, LOCK, PLAN}
     except (UsageError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 

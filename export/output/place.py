@@ -140,8 +140,8 @@ def why_taken(place: Path, *, force: bool) -> str | None:
     others = strangers(place)
     if others:
         return (
-            f"holds {listed(others)}, which the manifest of the bundle does not list, and --force "
-            "replaces the bundle's own files only: move that away, or name another folder"
+            f"holds {listed(others)}, which blockexport did not write, and --force replaces the bundle's own files "
+            "only: move that away, or name another folder"
         )
     return None
 

@@ -154,6 +154,18 @@ def listed_outside(old: Path) -> None:
     (old / "hers.txt").write_text("hers")
 
 
+def forged(old: Path) -> None:
+    """A manifest that claims what is somebody's own, here and in a folder that is empty, elsewhere."""
+    manifest = json.loads((old / "manifest.json").read_text())
+    names = ("thesis.txt", "photos/cat.jpg", "../empty/x.safetensors", f"{old.parent}/empty/y.safetensors")
+    manifest["files"] |= dict.fromkeys(names, manifest["files"]["model.onnx"])
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    (old / "thesis.txt").write_text("mine")
+    (old / "photos").mkdir()
+    (old / "photos" / "cat.jpg").write_bytes(b"mine")
+    (old.parent / "empty").mkdir()
+
+
 def web_app(old: Path) -> None:
     (old / "manifest.json").write_text('{"name": "app", "files": {}, "schema_version": 1}')
 
@@ -178,6 +190,7 @@ STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to a folder": (linked_folder, "holds parity, which"),
     "a link to a file": (lambda old: (old / "l").symlink_to("../notes.txt"), "holds l, which"),
     "a manifest that lists files elsewhere": (listed_outside, "holds hers.txt, which"),
+    "a forged manifest": (forged, "holds photos/, thesis.txt, which"),
     "another program's manifest": (web_app, "holds files that are not a bundle"),
     "a damaged manifest": (file("manifest.json", b"{"), "are not a bundle"),
 }
@@ -207,14 +220,14 @@ def test_force_replaces_a_bundle_through_a_link(path: str, made: Path, home: Pat
     killed = home / "old" / ".addition.host-999999999-00000000.partial"
     killed.mkdir()
     (killed / "x.engine").touch()  # of a build that was killed
-    (home / "old" / "stale").touch()
+    (home / "old" / "stale.safetensors").touch()
     manifest = json.loads((home / "old" / "manifest.json").read_text())
-    manifest["files"]["stale"] = manifest["files"]["model.onnx"]
+    manifest["files"]["stale.safetensors"] = manifest["files"]["model.onnx"]
     (home / "old" / "manifest.json").write_text(json.dumps(manifest))
     assert run("onnx", "in", path) == 0
     assert {each.name for each in home.iterdir()} == before
     assert (home / "link-to-old").readlink() == Path("old")
-    assert not (home / "old" / "stale").exists() and not killed.exists()
+    assert not (home / "old" / "stale.safetensors").exists() and not killed.exists()
 
 
 def test_a_bundle_that_was_redeclared_in_place_holds_its_own_files_alone(made: Path, home: Path) -> None:

@@ -86,6 +86,18 @@ def elsewhere(bundle: Path) -> None:
     in_graph(lambda model: setattr(place_of(model, "location"), "value", "golden.safetensors"))(bundle)
 
 
+def piped(bundle: Path) -> None:
+    (bundle / "tokenizer.json").unlink()
+    os.mkfifo(bundle / "tokenizer.json")
+
+
+def thesis(bundle: Path) -> None:
+    (bundle / "thesis.txt").write_text("mine")
+    files = read_manifest(bundle).files
+    write_manifest(bundle, replace(read_manifest(bundle), files={**files, "thesis.txt": files["config.json"]}))
+    reseal(bundle)
+
+
 def linked(bundle: Path) -> None:
     (bundle / "model.safetensors").rename(bundle.parent / "elsewhere")
     (bundle / "model.safetensors").symlink_to(bundle.parent / "elsewhere")
@@ -94,6 +106,8 @@ def linked(bundle: Path) -> None:
 WRONG: dict[str, tuple[Change, str]] = {
     "a missing file": (lambda b: (b / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     "a file cut short": (lambda b: os.truncate(b / "golden.safetensors", 99), "golden.safetensors has 99 bytes"),
+    "a pipe": (piped, "tokenizer.json is a pipe, and the manifest lists a file of that name"),
+    "a file that no bundle has": (thesis, "thesis.txt is no file that blockexport writes"),
     "a stranger": (lambda b: (b / "notes.txt").write_text("x"), "notes.txt is not listed"),
     "a stranger's folder": (lambda b: (b / "more").mkdir(), "more is not listed"),
     "an unlisted engine": (lambda b: (b / "parity/x.engine").write_text("x"), "parity/x.engine is not listed"),

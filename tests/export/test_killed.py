@@ -60,7 +60,7 @@ def add_engine(bundle: Path, content: bytes) -> None:
     """As a build does, but for the entry under `engines`."""
     with addition(bundle) as hidden:
         (hidden / "aoti.json").write_bytes(content)
-        add_files(bundle, {"more/aoti.json": hidden / "aoti.json"}, {})
+        add_files(bundle, {"engines/a.engine": hidden / "aoti.json"}, {})
 
 
 Act = Callable[[Path, Path], object]

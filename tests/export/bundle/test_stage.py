@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from blockexport.export.bundle.manifest import Manifest, read_manifest
 from blockexport.export.bundle.stage import Stage, addition, staged
 from blockexport.export.output.hidden_names import OLD, PARTIAL, hidden_place
 from blockexport.export.output.lock import FileLock
+from blockexport.export.output.ownership import remove_own
 from blockexport.export.output.reservation import reserved
 from blockexport.models.errors import UsageError
 from tests.export.tensorrt.trt_support import rtx
@@ -136,6 +138,17 @@ def test_a_bundle_whose_replacement_was_killed_between_the_renames_comes_back(ma
     assert names(old) == {"mine.txt"}
 
 
+def test_a_forged_manifest_has_nothing_removed_elsewhere(made: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(made, tmp_path / "b"))
+    manifest = json.loads((place / "manifest.json").read_text())
+    elsewhere = ("../empty/x.safetensors", f"{tmp_path}/empty/x.safetensors", "../empty/engines/x.engine")
+    manifest["files"] |= dict.fromkeys(elsewhere, manifest["files"]["model.onnx"])
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "empty" / "engines").mkdir(parents=True)
+    assert remove_own(place)
+    assert names(tmp_path) == {"empty"} and names(tmp_path / "empty") == {"engines"}
+
+
 def test_a_bundle_is_not_replaced_while_something_is_added(made: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(made, tmp_path / "b"))
     with addition(place) as one, addition(place) as other:
@@ -191,7 +204,7 @@ def note_within(place: Path) -> None:
         (False, others_bundle, "holds files that are not a bundle"),
         (False, lambda place: place.write_text("mine"), "is a file"),
         (False, lambda place: place.symlink_to("nowhere"), "is a symbolic link"),
-        (True, note_within, r"holds notes\.txt, which the manifest of the bundle does not list"),
+        (True, note_within, r"holds notes\.txt, which blockexport did not write"),
     ],
 )
 def test_what_comes_to_the_place_meanwhile_stays(
