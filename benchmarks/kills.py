@@ -181,8 +181,7 @@ class Run:
 
     def drawn(self) -> tuple[str, list[str]]:
         """A kind of command, in one of its forms; those that take longer come less often."""
-        rare = [(self.seconds[name] + min(self.seconds.values())) ** -1 for name in self.kinds]
-        name = self.random.choices(self.kinds, rare)[0]
+        name = self.random.choices(self.kinds, [1 / (self.seconds[kind] + 5) for kind in self.kinds])[0]
         return name, KINDS[name].arguments(self.random.randrange(2))
 
     def moment(self, name: str) -> float:
