@@ -78,6 +78,7 @@ def export_bundle(
     seed: int = 0,
     force: bool = False,
     beyond_trained_range: bool = False,
+    max_memory: int | None = None,
     explain: Explainer | None = None,
     progress: Progress = silent,
     note: Callable[[str], None] = lambda text: None,
@@ -106,6 +107,7 @@ def export_bundle(
         seed: of a preset's random weights.
         force: replace an older bundle, if it holds nothing but its own files.
         beyond_trained_range: allow more slots than the model was trained for.
+        max_memory: bytes that judging may take; what is available by default.
         explain: makes the report of a judgement; by default a difference is located and diagnosed.
         progress: told how far the work is.
         note: told what the user should know about the checkpoint.
@@ -136,7 +138,10 @@ def export_bundle(
         quantisation = suited(quantisation, checkpoint, block_size_asked=block_size is not None)
     slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)
     interface = Interface(checkpoint.config, element, slots, ends)
-    numbers = check_room(checkpoint, interface, output, judged=compare, pt2=pt2, quantisation=quantisation)
+    memory = whole("max_memory", max_memory, least=1)
+    numbers = check_room(
+        checkpoint, interface, output, judged=compare, pt2=pt2, quantisation=quantisation, max_memory=memory
+    )
     if numbers is not None:
         note(numbers)
     calibration = None if calibrate is None else _calibration(checkpoint, Path(calibrate))
@@ -241,6 +246,12 @@ def _write(
     from blockexport.runtime.text.bundle_tokenizer import check_tokenizer
     from blockexport.runtime.text.chat_turns import write_chat_turns
 
+    notes: list[str] = []  # told when nothing was refused
+
+    def texts(made: Path) -> list[str]:
+        check_tokenizer(made, checkpoint.config.vocab_size, notes.append)
+        return write_chat_turns(made, notes.append)
+
     manifest = export_onnx(
         checkpoint,
         folder,
@@ -248,15 +259,16 @@ def _write(
         quantisation=quantisation,
         calibration=calibration,
         progress=progress,
-        note=note,
+        texts=texts,
+        note=notes.append,
     )
-    check_tokenizer(folder, checkpoint.config.vocab_size, note)
-    added = write_chat_turns(folder, note)
+    for line in notes:
+        note(line)
     if pt2:
         from blockexport.export.pt2 import write_pt2
 
-        added.append(write_pt2(checkpoint, interface, folder))
-    manifest = replace(manifest, files={**manifest.files, **file_entries(folder, added)})
+        made = file_entries(folder, [write_pt2(checkpoint, interface, folder)])
+        manifest = replace(manifest, files={**manifest.files, **made})
     write_manifest(folder, manifest)
     return manifest
 

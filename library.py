@@ -48,6 +48,7 @@ def compare_bundle(
     locate: bool = False,
     cost: bool = False,
     max_kl: float | None = None,
+    max_memory: int | None = None,
     explain: Explainer | None = None,
     progress: Progress = silent,
 ) -> Report:
@@ -68,6 +69,7 @@ def compare_bundle(
         cost: of a quantised bundle, also measure what quantising costs: on `text` or `token_ids`, at least 2,000
             tokens, or on a built-in chapter.
         max_kl: fail where that is more, as a mean KL divergence in nats; asks for `cost`.
+        max_memory: bytes that judging may take; what is available by default.
         explain: makes the report of a judgement; by default a difference is located and diagnosed.
         progress: told how far the work is.
 
@@ -90,7 +92,14 @@ def compare_bundle(
     )
     slots = whole("max_sequence_length", max_sequence_length, least=1)
     judgement = judge_bundle(
-        Path(bundle), asked, backend=backend, model=model, lora=lora, max_sequence_length=slots, progress=progress
+        Path(bundle),
+        asked,
+        backend=backend,
+        model=model,
+        lora=lora,
+        max_sequence_length=slots,
+        max_memory=whole("max_memory", max_memory, least=1),
+        progress=progress,
     )
     return judgement.explained(progress) if explain is None else explain(judgement)
 
@@ -104,6 +113,7 @@ def build_engine(
     max_batch_size: int = DEFAULT_BATCH,
     max_prefill: int | None = None,
     options: BuildOptions | None = None,
+    max_memory: int | None = None,
     progress: Progress = silent,
 ) -> BuiltEngine:
     """Build a TensorRT engine from a bundle's graph and add it to the bundle. Engines have never been executed by us.
@@ -115,10 +125,11 @@ def build_engine(
         max_batch_size: most rows per step.
         max_prefill: most tokens per row and step; by default M, at most 512.
         options: of the builder.
+        max_memory: bytes that the build may take; what is available by default.
         progress: told how far the work is.
 
     Raises:
-        NotJudgedError: TensorRT is not installed, or there is no GPU and none was named.
+        NotJudgedError: TensorRT is not installed, there is no GPU and none was named, or there is too little memory.
         RejectedBundleError: the bundle was judged and found bad.
         UsageError: a graph that TensorRT would misread, options that the backend ignores, a GPU it does not serve.
     """
@@ -127,7 +138,13 @@ def build_engine(
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
     from blockexport.export.tensorrt.trt_build import Request
-    from blockexport.export.tensorrt.trt_engine import check_sources, engine_entry, place_engine, staged_engine
+    from blockexport.export.tensorrt.trt_engine import (
+        check_memory,
+        check_sources,
+        engine_entry,
+        place_engine,
+        staged_engine,
+    )
     from blockexport.export.tensorrt.trt_network import bundle_profiles
     from blockexport.export.tensorrt.trt_process import build_engine_file
 
@@ -141,6 +158,7 @@ def build_engine(
     read_graph(folder, manifest)  # which tells a forged M from the bundle's
     slots = manifest.max_sequence_length
     profiles = bundle_profiles(manifest, rows, prefill or min(DEFAULT_PREFILL, slots))
+    check_memory(folder, manifest, whole("max_memory", max_memory, least=1))
     check_sources(folder, manifest)
     name = engine_name(adapter.name, targets, manifest.precision)
     with staged_engine(folder, manifest, name, weightless=options.strip_weights) as partial:

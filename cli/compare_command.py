@@ -35,6 +35,7 @@ def compare(
     text: compare_options.TextFile = None,
     tokens: compare_options.TokenIds = None,
     report: compare_options.ReportFolder = None,
+    max_memory: options.MaxMemory = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -75,10 +76,11 @@ def compare(
         "max_kl": max_kl,
     }
     choose_checks(how["checks"])  # a misspelt name is said before the model is read
+    memory = options.memory_bytes(max_memory)
     use_threads(threads)
     with ExitStack() as stack:
         progress = stack.enter_context(console.progress_bar(quiet=quiet))
-        more: dict[str, Any] = {"max_sequence_length": max_sequence_length, "progress": progress}
+        more: dict[str, Any] = {"max_sequence_length": max_sequence_length, "max_memory": memory, "progress": progress}
 
         def explain(judgement: Judgement) -> Report:
             stack.close()  # the bars go away before the verdict comes

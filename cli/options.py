@@ -127,6 +127,14 @@ Threads = Annotated[
         help="Processor threads to compute with. Default: OMP_NUM_THREADS, or the cores this process may use.",
     ),
 ]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        metavar="SIZE",
+        help="Begin nothing that takes more memory than this, as 16GB or 14.5GiB. Default: what is available.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone, without progress and table.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -137,3 +145,12 @@ def one_precision(what: str, *, fp32: bool, fp16: bool, bf16: bool) -> Precision
     if len(asked) > 1:
         raise UsageError(f"--{' and --'.join(asked)} contradict each other: {what} has one precision")
     return asked[0] if asked else None
+
+
+def memory_bytes(asked: str | None) -> int | None:
+    """What --max-memory asks for, in bytes. Raises UsageError where it is no size."""
+    if asked is None:
+        return None
+    from blockexport.models.devices import read_memory
+
+    return int(read_memory(asked, "--max-memory"))

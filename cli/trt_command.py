@@ -56,6 +56,7 @@ def trt(
     no_explain: options.NoExplain = False,
     force: options.Force = False,
     beyond_trained_range: options.BeyondTrainedRange = False,
+    max_memory: options.MaxMemory = None,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -87,6 +88,7 @@ def trt(
         raise UsageError(
             f"--hardware-compatibility {hardware_compatibility!r} is neither {' nor '.join(trt_options.LEVELS)}"
         )
+    memory = options.memory_bytes(max_memory)
     into_bundle = (Path(model) / MANIFEST).is_file()
     precision = options.one_precision("an engine", fp32=fp32, fp16=fp16, bf16=bf16)
     adapter = choose_backend(backend)
@@ -124,6 +126,7 @@ def trt(
             **details,
             force=force,
             beyond_trained_range=beyond_trained_range,
+            max_memory=memory,
             no_explain=no_explain,
             quiet=quiet,
             as_json=as_json,
@@ -141,6 +144,7 @@ def trt(
             max_batch_size=max_batch_size,
             max_prefill=max_prefill,
             options=build,
+            max_memory=memory,
             progress=progress,
         )
     if timing_cache is not None and times is not None:

@@ -20,9 +20,11 @@ from blockexport.compare.explain.explain import explain
 from blockexport.compare.explain.foreign_values import watch_foreign
 from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.compare.judged_cost import APART, AS_SHIPPED, cost_question, with_cost
+from blockexport.export.preflight import check_one_copy
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER, write_tokenizer_files
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.backends import ONNXRUNTIME, require_judgeable
@@ -42,6 +44,7 @@ def judge_foreign(
     *,
     max_sequence_length: int | None = None,
     mapped: Sequence[str] = (),
+    max_memory: int | None = None,
     progress: Progress = silent,
 ) -> Judgement:
     """Judge an ONNX file against the checkpoint `model`, on the checks that its inputs allow.
@@ -53,6 +56,7 @@ def judge_foreign(
         asked: which checks to run, on what, and whether to look inside where every check passes.
         max_sequence_length: tokens a row may hold; see `open_foreign`.
         mapped: `ROLE=NAME` for inputs and outputs whose names are not known; see `names.read_map`.
+        max_memory: see `check_one_copy`, which is asked before the work begins.
         progress: see `run_checks`.
 
     Raises:
@@ -60,8 +64,10 @@ def judge_foreign(
         NotJudgedError: quantised weights, or a precision that ONNX Runtime cannot prove anything about here.
     """
     files = read_foreign(paths, read_map(mapped))
-    require_judgeable(BACKEND, Precision.of(files[0].convention.dtype))
+    precision = Precision.of(files[0].convention.dtype)
+    require_judgeable(BACKEND, precision)
     checkpoint = open_checkpoint(model)
+    check_one_copy(checkpoint, Interface(checkpoint.config, precision.element, 1), max_memory)
     original, shipped, read = checkpoint, files, checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)
     decoder = open_foreign(files, checkpoint.config, max_sequence_length=max_sequence_length)

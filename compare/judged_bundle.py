@@ -18,6 +18,7 @@ from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.compare.judged_cost import APART, IN_INTEGERS, cost_question, with_cost
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
+from blockexport.export.preflight import check_memory
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.errors import UsageError
@@ -44,6 +45,7 @@ def judge_bundle(
     model: str | None = None,
     lora: str | Path | None = None,
     max_sequence_length: int | None = None,
+    max_memory: int | None = None,
     made_of: Checkpoint | None = None,
     progress: Progress = silent,
 ) -> Judgement:
@@ -56,6 +58,7 @@ def judge_bundle(
         model: the source checkpoint; see `open_source`.
         lora: the adapter that was merged into it; see `open_source`.
         max_sequence_length: declare the file's cache slots anew.
+        max_memory: see `check_memory`, which is asked before the work begins; an export has asked already.
         made_of: the source as the export had it open, of a bundle whose files were written a moment ago.
         progress: see `run_checks`.
 
@@ -68,6 +71,8 @@ def judge_bundle(
     backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision)
     checkpoint = made_of or open_source(manifest, model, lora)
+    if made_of is None:
+        check_memory(checkpoint, manifest.interface, manifest.quantisation, max_memory)
     # A changed file is judged as it is, and a note says so.
     decoder = open_decoder(
         folder, backend, max_sequence_length=max_sequence_length, model=model, verify="nothing", exact=True

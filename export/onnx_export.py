@@ -49,11 +49,13 @@ def export_onnx(
     quantisation: Quantisation | None = None,
     calibration: Calibration | None = None,
     progress: Progress = silent,
+    texts: Callable[[Path], Sequence[str]] = lambda folder: (),
     note: Note = lambda message: None,
 ) -> Manifest:
     """Write graph, weights, RoPE table, tokenizer and configs into `folder`.
 
-    The weights are written while the graph is traced: one waits for the disk, the other for Python.
+    The tokenizer and the configs come first: what is wrong with them is said before the work. The weights are written
+    while the graph is traced: one waits for the disk, the other for Python.
 
     Args:
         checkpoint: the model.
@@ -62,6 +64,7 @@ def export_onnx(
         quantisation: which matrices are quantised, and how; None where none is.
         calibration: the run over a text that those in 4 bits are quantised for; None for the nearest codes.
         progress: hears of the weights.
+        texts: looks at the tokenizer's files in `folder`, and returns the names of what it has added.
         note: is told what the user should know: what a conversion flushed to zero, a tokenizer that is missing.
 
     Raises:
@@ -70,6 +73,8 @@ def export_onnx(
     config = checkpoint.config
     if calibration is not None and quantisation is not None:
         quantisation = replace(quantisation, calibration=calibration.digest)
+    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)
+    others += texts(folder)
     source, names = stored_weights(checkpoint, interface.ends, quantisation)
     rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
@@ -88,7 +93,6 @@ def export_onnx(
         )
     weights = written.result()
     ir.save(model, folder / ONNX_FILE)
-    others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)
     for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
     return _manifest(checkpoint, folder, interface, quantisation, model, weights, rows, others)

@@ -56,44 +56,91 @@ def check_room(
     judged: bool,
     pt2: bool = False,
     quantisation: Quantisation | None = None,
+    max_memory: int | None = None,
 ) -> str | None:
     """Whether there is room for a bundle at `place` (`pt2`: with the program, which has the weights once more), and to
-    judge it; a note with the numbers where they are large.
-
-    The memory is what is needed at least: ONNX Runtime's copy of the weights, and eager's where they are not mapped
-    from a file.
+    judge it; a note with the numbers where they are large. `max_memory` is as in `check_memory`.
 
     Raises:
         UsageError: the disk is too small.
         NotJudgedError: the memory is too small to judge the bundle.
     """
-    entries, needed = _entries(checkpoint, interface), _stored_bytes(checkpoint, interface, quantisation)
-    elements = sum(entry.size for entry in entries)
-    what = f"{_many(elements)} weights in {interface.precision}"
+    needed, what = _stored_bytes(checkpoint, interface, quantisation), _weights(checkpoint, interface)
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
-    mapped = quantisation is None and all(
-        e.location is not None and e.dtype == interface.element.safetensors for e in entries
-    )
-    disk = needed * (pt2 + (not mapped))  # what is cloned may take no room, which the copy finds out
+    disk = needed * (pt2 + (not _mapped(checkpoint, interface, quantisation)))  # what is cloned may take no room
     if free < disk:
         program = " with the program of --pt2" if pt2 else ""
         raise UsageError(
             f"{what} take {size(disk)} on disk{program}, and the file system of {folder} has {size(free)} free: free "
             "some, or choose another output folder, a smaller model or --bf16"
         )
-    # A bf16 file is replayed from its mapped weights.
-    eager = 0 if mapped else weight_bytes(checkpoint, interface)
-    memory, present = (interface.precision is not Precision.BF16) * needed + eager, available_memory()
-    if judged and present is not None and present < memory:
-        raise NotJudgedError(
-            f"{what} take at least {size(memory)} of memory to judge, and {size(present)} are available: choose a "
-            "smaller model or --bf16, or seal the bundle unjudged with --no-compare"
-        )
+    remedy = "choose a smaller model or --bf16, or seal the bundle unjudged with --no-compare"
+    memory = check_memory(checkpoint, interface, quantisation, max_memory, remedy) if judged else 0
     if needed < LARGE:
         return None
-    judging = f", and at least {size(memory)} of memory to judge" if judged and memory else ""
+    judging = f", and at least {size(memory)} of memory to judge" if memory else ""
     return f"{what} take {size(needed)} on disk{judging}"
+
+
+def check_memory(
+    checkpoint: Checkpoint,
+    interface: Interface,
+    quantisation: Quantisation | None = None,
+    max_memory: int | None = None,
+    remedy: str = "judge it where there is more",
+) -> int:
+    """The bytes of memory that judging takes at least: ONNX Runtime's copy of the weights, and eager's where they are
+    not mapped from a file.
+
+    Args:
+        checkpoint: the source.
+        interface: of the file that is judged.
+        quantisation: of its matrices.
+        max_memory: bytes that may be taken; all that are available by default.
+        remedy: what to do where they are too few, as a clause.
+
+    Raises:
+        NotJudgedError: they are.
+    """
+    # A bf16 file is replayed from its mapped weights.
+    copied = interface.precision is not Precision.BF16
+    memory = copied * _stored_bytes(checkpoint, interface, quantisation)
+    memory += 0 if _mapped(checkpoint, interface, quantisation) else weight_bytes(checkpoint, interface)
+    require_memory(
+        memory, f"{_weights(checkpoint, interface)} take at least {size(memory)} of memory to judge", max_memory, remedy
+    )
+    return memory
+
+
+def check_one_copy(checkpoint: Checkpoint, interface: Interface, max_memory: int | None) -> None:
+    """As `check_memory` for a file of which no more is known than that one copy of the weights has to be in memory."""
+    memory = weight_bytes(checkpoint, interface)
+    said = f"{_weights(checkpoint, interface)} take at least {size(memory)} of memory"
+    require_memory(memory, said, max_memory, "do it where there is more")
+
+
+def require_memory(needed: int, said: str, max_memory: int | None, remedy: str) -> None:
+    """Raise NotJudgedError where less than the `needed` bytes are available, or allowed by `max_memory`: what is
+    `said` of them, which limit that is, and the `remedy`, a clause."""
+    present = available_memory()
+    limit = f"{size(present or 0)} are available"
+    if max_memory is not None and (present is None or max_memory < present):
+        limit, present = f"--max-memory allows {size(max_memory)}", max_memory
+    if present is not None and present < needed:
+        raise NotJudgedError(f"{said}, and {limit}: {remedy}")
+
+
+def _weights(checkpoint: Checkpoint, interface: Interface) -> str:
+    return f"{_many(sum(entry.size for entry in _entries(checkpoint, interface)))} weights in {interface.precision}"
+
+
+def _mapped(checkpoint: Checkpoint, interface: Interface, quantisation: Quantisation | None) -> bool:
+    """Whether the checkpoint's files are the bundle's, byte for byte, and read where they lie."""
+    return quantisation is None and all(
+        entry.location is not None and entry.dtype == interface.element.safetensors
+        for entry in _entries(checkpoint, interface)
+    )
 
 
 def available_memory() -> int | None:

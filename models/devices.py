@@ -84,13 +84,13 @@ def read_device(text: str) -> Device:
     )
 
 
-def read_memory(text: str) -> float:
-    """Bytes of `24GB`, `24GiB` or `24` (GB).
+def read_memory(text: str, option: str = "--memory") -> float:
+    """Bytes of `24GB`, `24GiB` or `24` (GB), as an `option` was given.
 
     Raises:
         UsageError: it is no such size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)?", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--memory {text!r} is no size above zero: write it as 24GB or 22.5GiB")
+        raise UsageError(f"{option} {text!r} is no size above zero: write it as 24GB or 22.5GiB")
     return float(match[1]) * float(_UNITS[match[2] or ""])

@@ -16,10 +16,15 @@ from blockexport.export.bundle.own_verdict import require_not_bad
 from blockexport.export.bundle.stage import addition
 from blockexport.export.bundle.trt_library import ascending
 from blockexport.export.output.disk import check_free_space
+from blockexport.export.preflight import require_memory
 from blockexport.export.tensorrt.trt_adapter import Adapter
 from blockexport.export.tensorrt.trt_build import Built, Request
 from blockexport.models.errors import UsageError
+from blockexport.models.wording import size
 
+MEMORY = (
+    3.0  # what a build takes to its weights, at least: 4.0 was measured (SmolLM2-135M in fp16, RTX 1.7, without a GPU)
+)
 ROOM = 1.1  # an engine with weights to its weights, at least; small models have more overhead
 
 
@@ -51,6 +56,14 @@ def check_sources(folder: Path, manifest: Manifest) -> None:
     require_not_bad(folder, manifest)
     sources_of(folder, manifest)
     check_artifact(folder, manifest, ONNX_FILE, "whole")
+
+
+def check_memory(folder: Path, manifest: Manifest, max_memory: int | None) -> None:
+    """Raise NotJudgedError where a build takes more memory than there is, or than `max_memory`, for certain."""
+    weights = sum(manifest.files[source].bytes for source in sources_of(folder, manifest))
+    needed = int(weights * MEMORY)
+    said = f"weights of {size(weights)} take at least {size(needed)} of memory to build an engine from"
+    require_memory(needed, said, max_memory, "build it where there is more")
 
 
 def sources_of(folder: Path, manifest: Manifest) -> dict[str, str]:

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from blockexport.cli.main import main
+from blockexport.export import onnx_export
 from blockexport.export.bundle import clone_file
 from tests.small_models import gguf_writer, small_config, small_weights, write_folder
 
@@ -39,6 +42,23 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         return captured.err
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("generation_config.json", b'{"top_p": 5}', "top_p is 5, and must be a number above 0"),
+        ("tokenizer.json", Tokenizer(WordLevel({"a": 0, "b": 999}, "a")).to_str().encode(), "another model's"),
+        ("tokenizer.json", b'{"version": "1.0"}', "the checkpoint's tokenizer.json"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8"),
+    ],
+)
+def test_texts_are_looked_at_before_the_weights_are_written(
+    name: str, content: bytes, said: str, model: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_export, "write_weights", lambda *_: pytest.fail("the work has begun"))
+    (model / name).write_bytes(content)
+    assert said in refused(model)
 
 
 def change_config(folder: Path, **keys: object) -> None:

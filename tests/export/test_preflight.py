@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import onnx
 import pytest
 
 from blockexport.cli.main import main
@@ -18,8 +20,10 @@ from blockexport.models.families.every_family import PRESETS
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from tests.small_models import small_config, small_weights, write_folder
+from tests.support import shared_path
 
 GB = 10**9
+TARGET = ("--backend", "tensorrt-rtx", "--compute-capability", "8.9")
 
 
 @pytest.fixture
@@ -59,6 +63,47 @@ def test_too_little_memory_is_refused_unless_nothing_is_judged(machine: SimpleNa
     assert _check(tmp_path, judged=False) is not None
     machine.memory = None
     assert _check(tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (32 * GB, r"at least 59\.83 GiB of memory to judge, and --max-memory allows 29\.8 GiB"),
+        (70 * GB, None),
+        (200 * GB, "and 46.57 GiB are available"),
+    ],
+)
+def test_memory_that_may_be_taken(memory: int, said: str | None, machine: SimpleNamespace, tmp_path: Path) -> None:
+    checkpoint = RandomCheckpoint(PRESETS["llama-3-8b"].config, 0, "llama-3-8b")
+    machine.memory = 100 * GB if memory < 100 * GB else 50 * GB
+    limits = nullcontext() if said is None else pytest.raises(NotJudgedError, match=said)
+    with limits:
+        check_room(checkpoint, _interface(checkpoint), tmp_path / "b", judged=True, max_memory=memory)
+
+
+def test_commands_say_what_they_need(judged_stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stories, out, file = str(shared_path("models/stories260K")), str(tmp_path / "b"), str(tmp_path / "model.onnx")
+    onnx.save(onnx.load(judged_stories / "model.onnx"), file)  # as another tool's
+    cases = {
+        ("onnx", "tiny", "-o", out): "take at least 727.88 KiB of memory to judge",
+        ("compare", str(judged_stories)): "weights in fp32 take at least 1",
+        (
+            "compare",
+            "--onnx",
+            file,
+            "--model",
+            stories,
+        ): "weights in fp32 take at least 1",
+        ("trt", str(judged_stories), *TARGET): "to build an engine from",
+        ("trt", "tiny", "-o", out, "--fp16", *TARGET): "of memory to judge",
+    }
+    for arguments, needed in cases.items():
+        assert main([*arguments, "--max-memory", "100KB"]) == 3, arguments
+        said = capsys.readouterr().err
+        assert needed in said and "and --max-memory allows 97.66 KiB" in said
+        assert main([*arguments, "--max-memory", "much"]) == 2
+        assert "--max-memory 'much' is no size above zero: write it as 24GB or 22.5GiB" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_too_small_a_disk_is_refused(machine: SimpleNamespace, tmp_path: Path) -> None:
