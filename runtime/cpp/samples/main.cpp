@@ -6,6 +6,7 @@
 // Options: --raw (no chat template), --max-new-tokens N, --temperature T, --top-k K, --top-p P, --seed S,
 //          --max-sequence-length M or -M M (cache slots, when other than the bundle's), --backend NAME,
 //          --provider NAME, --threads N, --exact (quantised weights in the declared type), --low-memory,
+//          --draft ngram|BUNDLE (proposes tokens that are verified several at a time), --draft-tokens K (8),
 //          --verify-weights (every byte against the manifest), --quiet (no speed on stderr)
 #include <blockexport/blockexport.h>
 
@@ -13,6 +14,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -20,9 +22,9 @@
 namespace {
 
 struct Arguments {
-  std::string bundle, prompt;
+  std::string bundle, prompt, draft;
   bool has_prompt = false, raw = false, quiet = false;
-  std::int64_t max_new_tokens = 256;
+  std::int64_t max_new_tokens = 256, draft_tokens = blockexport::kDraftTokens;
   blockexport::DecoderOptions decoder;
   std::optional<double> temperature, top_p;
   std::optional<std::int64_t> top_k;
@@ -68,6 +70,8 @@ Arguments read_arguments(int argc, char** argv) {
       {"--max-sequence-length", set_slots},
       {"-M", set_slots},
       {"--seed", [&](const std::string& value) { made.seed = static_cast<std::uint64_t>(integer(value)); }},
+      {"--draft", [&](const std::string& value) { made.draft = value; }},
+      {"--draft-tokens", [&](const std::string& value) { made.draft_tokens = integer(value); }},
       {"--backend", [&](const std::string& value) { made.decoder.backend = value; }},
       {"--provider", [&](const std::string& value) { made.decoder.provider = value; }},
       {"--threads", [&](const std::string& value) { made.decoder.threads = threads(value); }}};
@@ -125,7 +129,8 @@ const char* reason(blockexport::FinishReason finish) {
 }
 
 std::string answer(blockexport::Decoder& decoder, const blockexport::BundleText& text, blockexport::Sampler& sampler,
-                   const std::vector<std::int64_t>& prompt, const Arguments& arguments, bool as_chat) {
+                   const std::vector<std::int64_t>& prompt, const Arguments& arguments, bool as_chat,
+                   blockexport::Draft* draft) {
   std::string said;
   // An answer stands by itself; a raw prompt is gone on from, spaces included.
   auto stream = text.tokenizer().stream(!as_chat);
@@ -137,16 +142,25 @@ std::string answer(blockexport::Decoder& decoder, const blockexport::BundleText&
                                           [&](std::int64_t id) {
                                             say(stream->next(id));
                                             return static_cast<bool>(std::cout);
-                                          });
+                                          },
+                                          draft, arguments.draft_tokens);
   say(stream->finish());
   if (said.empty() || said.back() != '\n') std::cout << std::endl;
   if (!arguments.quiet) {
     std::cerr << "[" << made.ids.size() << " tokens";
     if (made.steps > 0) std::cerr << ", " << made.decode_seconds * 1e3 / static_cast<double>(made.steps) << " ms each";
     std::cerr << "; prompt of " << prompt.size() << " tokens in " << made.prefill_seconds
-              << " s; ended by: " << reason(made.reason) << "]\n";
+              << " s; ended by: " << reason(made.reason);
+    if (draft != nullptr) std::cerr << "; draft: " << made.accepted << " of " << made.proposed << " tokens accepted";
+    std::cerr << "]\n";
   }
   return said;
+}
+
+std::unique_ptr<blockexport::Draft> open_draft(const Arguments& arguments, const blockexport::Decoder& decoder) {
+  if (arguments.draft.empty()) return nullptr;
+  if (arguments.draft == "ngram") return blockexport::ngram_draft();
+  return blockexport::model_draft(arguments.draft, decoder, arguments.decoder);
 }
 
 void run(const Arguments& arguments) {
@@ -154,20 +168,21 @@ void run(const Arguments& arguments) {
   if (const auto reason = blockexport::why_bad(decoder->manifest())) std::cerr << "warning: " << *reason << '\n';
   const blockexport::BundleText text(decoder->manifest());
   blockexport::Sampler sampler(sampling_options(arguments, text.sampling()));
+  const auto draft = open_draft(arguments, *decoder);
   const bool as_chat = text.has_chat() && !arguments.raw;
   if (!text.has_chat() && !arguments.raw && !arguments.quiet) {
     std::cerr << "note: the bundle has no chat_turns.json, so the prompt is sent as it is\n";
   }
   if (arguments.has_prompt) {
     const auto prompt = as_chat ? text.chat({{"user", arguments.prompt}}) : text.prompt(arguments.prompt);
-    answer(*decoder, text, sampler, prompt, arguments, as_chat);
+    answer(*decoder, text, sampler, prompt, arguments, as_chat, draft.get());
     return;
   }
   std::vector<blockexport::Message> messages;
   for (std::string line; std::cerr << "> " << std::flush, std::getline(std::cin, line) && !line.empty();) {
     messages.push_back({"user", line});
-    const std::string said =
-        answer(*decoder, text, sampler, as_chat ? text.chat(messages) : text.prompt(line), arguments, as_chat);
+    const auto prompt = as_chat ? text.chat(messages) : text.prompt(line);
+    const std::string said = answer(*decoder, text, sampler, prompt, arguments, as_chat, draft.get());
     messages.push_back({"assistant", said});
   }
 }

@@ -45,6 +45,15 @@ void Decoder::reset(std::int64_t batch_size) {
   allocate(batch_size);
 }
 
+void Decoder::forget_after(std::int64_t slots) {
+  const std::int64_t least = lengths_.empty() ? 0 : *std::min_element(lengths_.begin(), lengths_.end());
+  if (slots < 0 || slots > least) {
+    throw Error("forget_after " + std::to_string(slots) + " is outside 0.." + std::to_string(least) +
+                ", what the shortest row holds");
+  }
+  lengths_.assign(lengths_.size(), slots);
+}
+
 Logits Decoder::prefill(const Inputs& inputs, const std::vector<std::int64_t>& lengths) {
   const std::int64_t length = batch_size() > 0 ? inputs.count / batch_size() : 0;
   if (!lengths.empty() && lengths.size() != lengths_.size()) {

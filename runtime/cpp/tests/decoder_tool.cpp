@@ -2,8 +2,8 @@
 //
 // {"op": "run", "bundle": B, "options": {...}, "rows": 1, "calls": [{"ids": [...], "lengths": [...]}], "output": FILE}
 //     the logits of every call as float32, one call after the other
-// {"op": "generate", ..., "prompt": [...], "count": N, "sampling": {...}, "threads": T}
-//     T threads with a decoder each; prints {"ids": [[...], ...], "text": [...]}
+// {"op": "generate", ..., "prompt": [...], "count": N, "sampling": {...}, "threads": T, "draft": "ngram" or a bundle}
+//     T threads with a decoder each; prints {"ids": [[...], ...], "text": [...], "proposed": [...], "accepted": [...]}
 // {"op": "prompt", "bundle": B, "text": T} or {..., "messages": [[role, content], ...]}
 //     prints the token ids
 #include <fstream>
@@ -60,6 +60,7 @@ void generate(const Json& request) {
   const std::size_t count = request.value("threads", 1);
   std::vector<Ids> ids(count);
   std::vector<std::string> texts(count), errors(count);
+  Ids proposed(count), accepted(count);
   const auto work = [&](std::size_t i) {
     try {
       const auto decoder = open(request);
@@ -72,11 +73,23 @@ void generate(const Json& request) {
       options.seed = given.value("seed", std::uint64_t{0});
       blockexport::Sampler sampler(options);
       const auto stream = text.tokenizer().stream(false);
-      ids[i] = blockexport::generate(*decoder, request.at("prompt").get<Ids>(), sampler, text.stop_ids(),
-                                     request.at("count"), [&](std::int64_t id) {
-                                       texts[i] += stream->next(id);
-                                       return true;
-                                     }).ids;
+      const auto each = [&](std::int64_t id) {
+        texts[i] += stream->next(id);
+        return true;
+      };
+      std::unique_ptr<blockexport::Draft> draft;
+      const std::string name = request.value("draft", "");
+      if (name == "ngram") {
+        draft = blockexport::ngram_draft();
+      } else if (!name.empty()) {
+        draft = blockexport::model_draft(name, *decoder);
+      }
+      const auto made = blockexport::generate(*decoder, request.at("prompt").get<Ids>(), sampler, text.stop_ids(),
+                                              request.at("count"), each, draft.get(),
+                                              request.value("draft_tokens", blockexport::kDraftTokens));
+      ids[i] = made.ids;
+      proposed[i] = made.proposed;
+      accepted[i] = made.accepted;
       texts[i] += stream->finish();
     } catch (const std::exception& error) {
       errors[i] = error.what();
@@ -89,7 +102,7 @@ void generate(const Json& request) {
   for (const std::string& error : errors) {
     if (!error.empty()) throw blockexport::Error(error);
   }
-  std::cout << Json({{"ids", ids}, {"text", texts}}) << '\n';
+  std::cout << Json({{"ids", ids}, {"text", texts}, {"proposed", proposed}, {"accepted", accepted}}) << '\n';
 }
 
 void prompt(const Json& request) {

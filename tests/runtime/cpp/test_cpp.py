@@ -350,6 +350,49 @@ def test_sampling_is_that_of_python(built: Path, judged_stories: Path, tmp_path:
     assert Sampler(options).sample(logits) == Sampler(options).sample(logits)
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_k": 40, "seed": 3}])
+@pytest.mark.parametrize("draft", ["ngram", "a bundle"])
+def test_a_draft_changes_no_token_and_is_accepted(
+    built: Path, judged_stories: Path, tmp_path: Path, draft: str, sampling: dict[str, Any]
+) -> None:
+    """To the last slot, in one call for several tokens. The model as its own draft is right at every greedy token."""
+    prompt = [1, *BundleTokenizer(judged_stories).encode("One day, a cat and a dog and a cat and a dog"), 1]
+    slots = open_decoder(judged_stories).max_sequence_length
+
+    def told(**asked: Any) -> dict[str, Any]:
+        request = {"bundle": str(judged_stories), "prompt": prompt, "count": slots, "sampling": sampling, **asked}
+        done = cpp_build.request(built / "tests/decoder_tool", tmp_path, op="generate", **request)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    drafted = told(draft="ngram" if draft == "ngram" else str(judged_stories))
+    assert drafted["ids"] == told()["ids"]
+    (proposed,), (accepted,) = drafted["proposed"], drafted["accepted"]
+    assert 0 < accepted <= proposed
+    assert draft == "ngram" or sampling or accepted == proposed
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--draft", "other"], "has another tokenizer.json than the model"),
+        (["--draft", "nothing"], "nothing"),
+        (["--draft", "ngram", "--draft-tokens", "0"], "draft_tokens is 0 and must be 1..511"),
+    ],
+)
+def test_a_draft_that_cannot_be(built: Path, bundle: Path, tmp_path: Path, asked: list[str], said: str) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(bundle, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["files"]["tokenizer.json"]["sha256"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    words = [str(tmp_path / word) if word in ("other", "nothing") else word for word in asked]
+    done = cpp_build.attempt([str(built / "chat"), str(bundle), "Once", *words])
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
 def test_chat_answers_without_python_on_the_machine(built: Path, judged_stories: Path) -> None:
     command = [str(built / "chat"), str(judged_stories), "Once upon a time", "--max-new-tokens", "40"]
     done = cpp_build.attempt(command, clean=True)

@@ -10,6 +10,7 @@
 ///                           [&](std::int64_t id) { std::cout << stream->next(id) << std::flush; return true; });
 
 #include "blockexport/decoder.h"
+#include "blockexport/draft.h"
 #include "blockexport/error.h"
 #include "blockexport/generate.h"
 #include "blockexport/manifest.h"

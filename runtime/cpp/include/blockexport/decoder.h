@@ -64,6 +64,10 @@ class Decoder {
   /// Empties the cache and gives it `batch_size` rows.
   void reset(std::int64_t batch_size = 1);
 
+  /// Forgets what every row holds behind its first `slots`: no position sees that before it is written again.
+  /// Throws Error when a row holds less.
+  void forget_after(std::int64_t slots);
+
   /// Appends a chunk to every row: the prompt at first, further chunks of it later. `lengths` are the valid tokens of
   /// each row when shorter ones are padded on the right; empty means all. Logits of padding mean nothing; an artifact of
   /// last_logits_only gives those of each row's last valid token.
