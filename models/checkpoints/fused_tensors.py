@@ -130,3 +130,25 @@ def _parts(
             assert entry.location is not None
             place = FileSlice(entry.location.path, entry.location.offset + of.start * width, own.shape[0] * width)
             yield part, replace(own, location=place), None
+
+
+def put_together(tensors: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, torch.Tensor]:
+    """The tensors of a model as its checkpoints have them: what `taken_apart` and `Rearranged.of` read back.
+
+    Args:
+        tensors: each a model's own, [out, in] where it is a matrix.
+        storage: of a family that stacks part by part.
+    """
+    import torch
+
+    assert storage.heads is None
+    stored = dict(tensors)
+    for whole, parts in storage.fused.items():
+        for name in [name for name in stored if f".{parts[0]}." in name]:
+            stem, _, kind = name.partition(f".{parts[0]}.")
+            rows = [stored.pop(f"{stem}.{part}.{kind}") for part in parts]
+            stored[f"{stem}.{whole}.{kind}"] = torch.cat(rows)
+    turned = {
+        name for name, tensor in stored.items() if storage.inputs_first and ".layers." in name and tensor.ndim == 2
+    }
+    return {name: tensor.T if name in turned else tensor for name, tensor in stored.items()}

@@ -89,6 +89,13 @@ def usual_name(name: str, tensor_names: Mapping[str, str]) -> str:
     return name
 
 
+def own_name(name: str, tensor_names: Mapping[str, str]) -> str:
+    """What the checkpoints of a family call a tensor that has its usual name: what `usual_name` reads back."""
+    for own, usual in reversed(tuple(tensor_names.items())):
+        name = f".{name}.".replace(f".{usual}.", f".{own}.", 1)[1:-1]
+    return name
+
+
 def _names(stored: Iterable[str]) -> dict[str, str]:
     """File name to Hugging Face name; every name stays as it is where the layers have no one prefix of wrappers.
 

@@ -80,6 +80,7 @@ GPT2 = Family(
     fused={"self_attn.qkv_proj": _QKV},
     inputs_first=True,
     tensor_names={
+        "transformer": "model",
         "wte": "embed_tokens",
         "wpe": "embed_positions",
         "h": "layers",

@@ -55,9 +55,11 @@ def windows_or(
 
 
 def write_windows(config: ModelConfig) -> dict[str, Any]:
-    """The keys that `windows_or` reads."""
-    types = config.layer_types or ("full_attention",) * config.num_hidden_layers
-    return {"sliding_window": config.sliding_window, "layer_types": list(types)}
+    """The keys that `windows_or` reads. Without a window the key is absent: transformers' masks fail on null, though no
+    layer has one."""
+    if not config.layer_types:
+        return {"layer_types": ["full_attention"] * config.num_hidden_layers}
+    return {"sliding_window": config.sliding_window, "layer_types": list(config.layer_types)}
 
 
 def window_everywhere(model_type: str) -> Callable[[RawFields, int], LayerOptions]:

@@ -8,6 +8,7 @@ from typing import Any
 from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
+from blockexport.models.families.family import Family
 from blockexport.models.formats.config_hf import config_from_hf
 
 _SAME_NAMES = (
@@ -25,20 +26,43 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     None where Hugging Face has no words for it: RoPE factors of each pair, biases in a family without them, or
     tensors that the family calls otherwise than a bundle.
     """
-    if config.rope_scaling is not None and config.rope_scaling.freq_factors:
-        return None
     family = FAMILIES[config.model_type]
     if family.tensor_names:
         return None
     if family.written_as is not None:
         return config_to_hf(replace(config, model_type=family.written_as))
+    return _stated(config, family)
+
+
+def in_some_family(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]] | None:
+    """A config with the `model_type` of a family that has all of its options, and the `config.json` that says so.
+
+    Its own family comes first, then those whose checkpoints have tensors as they are here. None where no family has
+    these options together.
+    """
+    own = sorted(
+        (family for family in FAMILIES.values() if family.written_as is None and not family.fused_by_head),
+        key=lambda family: (family.model_type != config.model_type, len(family.tensor_names)),
+    )
+    for family in own:
+        named = replace(config, model_type=family.model_type)
+        if (data := _stated(named, family)) is not None:
+            return named, data
+    return None
+
+
+def _stated(config: ModelConfig, family: Family) -> dict[str, Any] | None:
+    """The JSON object in the family's own keys, where that is read back as `config`."""
+    if config.rope_scaling is not None and config.rope_scaling.freq_factors:
+        return None
     biases = {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
     partial = {}
     if family.partial_rotary_factor is not None:
         partial[family.keys.get(_PARTIAL, _PARTIAL)] = config.turned_dims / config.head_dim
+    names = [name for name in _SAME_NAMES if name != "rope_theta" or not family.learned_positions]
     data: dict[str, Any] = {
         "architectures": [family.class_name],
-        **{family.keys.get(name, name): getattr(config, name) for name in _SAME_NAMES},
+        **{family.keys.get(name, name): getattr(config, name) for name in names},
         **partial,
         family.act_key: config.hidden_act,
         "rope_scaling": _rope_scaling(config.rope_scaling),

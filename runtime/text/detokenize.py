@@ -34,7 +34,8 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_level_alphabet()
+BYTE_LETTERS = _byte_level_alphabet()
+"""The byte that each letter stands for."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class _Rules:
     strip: str = ""  # taken off the front of the whole text, once
 
     def bytes_of(self, token: str) -> bytes:
-        if self.byte_level and all(letter in _ALPHABET for letter in token):
-            return bytes(_ALPHABET[letter] for letter in token)
+        if self.byte_level and all(letter in BYTE_LETTERS for letter in token):
+            return bytes(BYTE_LETTERS[letter] for letter in token)
         for old, new in self.replacements:
             token = token.replace(old, new)
         if self.byte_fallback and (match := _BYTE_PIECE.fullmatch(token)):

@@ -100,7 +100,7 @@ def test_two_decoders_in_two_threads(judged_stories: Path, tmp_path: Path) -> No
 def _byte_level(judged_stories: Path, folder: Path) -> Path:
     """A tokenizer of single bytes, cut by Qwen's expression after NFC."""
     from blockexport.export.bundle.pre_tokenizers import PRE_TOKENIZERS
-    from blockexport.runtime.text.detokenize import _ALPHABET
+    from blockexport.runtime.text.detokenize import BYTE_LETTERS
 
     split = {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["qwen2"].patterns[0]}, "behavior": "Isolated"}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -108,7 +108,7 @@ def _byte_level(judged_stories: Path, folder: Path) -> Path:
     data["normalizer"] = {"type": "NFC"}
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, bytes_]}
     data["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    vocab = {letter: i for i, letter in enumerate(_ALPHABET)} | {"th": 256, "the": 257}
+    vocab = {letter: i for i, letter in enumerate(BYTE_LETTERS)} | {"th": 256, "the": 257}
     data["model"] = {"type": "BPE", "vocab": vocab, "merges": [["t", "h"], ["th", "e"]]}
     data["added_tokens"], data["post_processor"] = [], None
     path = folder / "byte_level.json"
