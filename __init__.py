@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blockexport.bundle_export import ExportedBundle, export_bundle
+    from blockexport.compare.ablation.ablate import ablate
     from blockexport.compare.diff_bundles import diff_bundles
     from blockexport.compare.verify_bundle import verify_bundle
     from blockexport.export.redeclare import redeclare
@@ -36,6 +37,7 @@ _HOMES = {
     "NotJudgedError": "models.errors",
     "RejectedBundleError": "models.errors",
     "UsageError": "models.errors",
+    "ablate": "compare.ablation.ablate",
     "bench_bundle": "library",
     "build_engine": "library",
     "compare_bundle": "library",
@@ -54,6 +56,7 @@ __all__ = [
     "RejectedBundleError",
     "UsageError",
     "__version__",
+    "ablate",
     "bench_bundle",
     "build_engine",
     "compare_bundle",

@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": "Judge a bundle's file against eager PyTorch.",
     "trt": "Build a TensorRT engine, audited, into a bundle.",
     "lint": "Find what TensorRT would misread in an ONNX file.",
+    "ablate": "Train small models that differ in one choice of the block.",
     "inspect": "Count a model's parameters, operations and cache.",
     "generate": "Answer a prompt from a bundle.",
     "serve": "Serve a bundle to many clients, as OpenAI's API.",

@@ -65,6 +65,7 @@ HOMES: dict[str, set[str]] = {
     "starlette": {"runtime/serving/http_app.py"},
     "uvicorn": {"runtime/serving/http_server.py"},
     "rich": {
+        "cli/ablate_view.py",
         "cli/bench_view.py",
         "cli/console.py",
         "cli/doctor_command.py",
