@@ -5,11 +5,12 @@ Graph and weights are written by `export`, run by `runtime`, judged by `compare`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.interface import Ends, Interface
@@ -41,7 +42,8 @@ class ExportedBundle:
     Attributes:
         folder: the bundle; one that was judged and found bad is kept beside its place as `NAME.rejected`.
         manifest: what it holds.
-        report: the judgement; None where it was not asked for, or could not be made.
+        report: the judgement of its graph, or of the first of two that is bad; None where it was not asked for, or
+            could not be made.
         not_judged: why it could not be judged on this machine.
     """
 
@@ -74,6 +76,7 @@ def export_bundle(
     head: str | None = None,
     embedding: str | None = None,
     calibrate: str | Path | None = None,
+    attention: AttentionForms | str = AttentionForms.MASKED,
     compare: bool = True,
     seed: int = 0,
     force: bool = False,
@@ -103,7 +106,9 @@ def export_bundle(
         head: `int4`, `int8` or `float`, with `quantize`: the output head; int8 by default.
         embedding: `int8` or `float`, with `quantize`; int8 by default.
         calibrate: a text (UTF-8), with `quantize`: matrices in 4 bits are quantised for what enters them on it.
-        compare: judge the file before it is sealed.
+        attention: `masked`; `nonpad`, the form for ONNX Runtime's fastest CUDA kernel, which TensorRT does not take; or
+            `both`, a graph of each over the same weights.
+        compare: judge each graph before the bundle is sealed.
         seed: of a preset's random weights.
         force: replace an older bundle, if it holds nothing but its own files.
         beyond_trained_range: allow more slots than the model was trained for.
@@ -123,7 +128,7 @@ def export_bundle(
     from blockexport.models.checkpoints.sources import open_checkpoint
     from blockexport.models.checkpoints.taken_schemes import suited
 
-    ends = _ends(headless=headless, last_logits_only=last_logits_only)
+    ends, attention = _ends(headless=headless, last_logits_only=last_logits_only), AttentionForms.named(attention)
     element = Precision.named(precision).element
     slots, seed = whole("max_sequence_length", max_sequence_length, least=1), whole("seed", seed)
     quantisation = asked_quantisation(
@@ -147,13 +152,17 @@ def export_bundle(
     calibration = None if calibrate is None else _calibration(checkpoint, Path(calibrate))
     with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
-            manifest = _write(checkpoint, stage.folder, interface, quantisation, calibration, pt2, progress, note)
-        judged = _judge(checkpoint, stage.folder, progress) if compare else None
-        if judged is None or isinstance(judged, str):
-            stage.seal(manifest)
-            return ExportedBundle(stage.target, manifest, not_judged=judged)
-        report = judged.explained(progress) if explain is None else explain(judged)
-        return _settle(stage, manifest, report)
+            how = interface, quantisation, calibration, attention
+            manifest = _write(checkpoint, stage.folder, *how, pt2, progress, note)
+        reports: dict[str, Report] = {}
+        not_judged = None
+        for graph in manifest.graphs if compare else ():
+            judged = _judge(checkpoint, stage.folder, manifest, graph, progress)
+            if isinstance(judged, str):
+                not_judged = judged
+            else:
+                reports[graph] = judged.explained(progress) if explain is None else explain(judged)
+        return _settle(stage, manifest, reports, not_judged)
 
 
 def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
@@ -235,6 +244,7 @@ def _write(
     interface: Interface,
     quantisation: Quantisation | None,
     calibration: Calibration | None,
+    attention: AttentionForms,
     pt2: bool,
     progress: Progress,
     note: Callable[[str], None],
@@ -258,6 +268,7 @@ def _write(
         interface,
         quantisation=quantisation,
         calibration=calibration,
+        attention=attention,
         progress=progress,
         texts=texts,
         note=notes.append,
@@ -273,33 +284,38 @@ def _write(
     return manifest
 
 
-def _judge(checkpoint: Checkpoint, folder: Path, progress: Progress) -> Judgement | str:
-    """What the checks say of the file in `folder`, or why it cannot be judged on this machine."""
+def _judge(checkpoint: Checkpoint, folder: Path, manifest: Manifest, graph: str, progress: Progress) -> Judgement | str:
+    """What the checks say of a graph in `folder`, or why it cannot be judged on this machine."""
     from blockexport.compare.judged_bundle import judge_bundle
+    from blockexport.runtime.backends import usual_backend
 
+    backend = usual_backend(manifest.precision, graph)
     try:
-        return judge_bundle(folder, made_of=checkpoint, progress=progress)
+        return judge_bundle(folder, backend=backend, made_of=checkpoint, progress=progress)
     except NotJudgedError as error:
         return str(error)
 
 
-def _settle(stage: Stage, manifest: Manifest, report: Report) -> ExportedBundle:
-    """Seal the bundle with its report, or put it aside where it was judged and found bad."""
+def _settle(stage: Stage, manifest: Manifest, reports: Mapping[str, Report], not_judged: str | None) -> ExportedBundle:
+    """Seal the bundle with the reports on its graphs, or put it aside where one was judged and found bad."""
     from blockexport.compare.core.check import Verdict
     from blockexport.compare.report.report_files import write_report
     from blockexport.export.bundle.bundle import file_entries
     from blockexport.export.bundle.golden_file import write_golden
     from blockexport.export.bundle.manifest import ONNX_FILE
-    from blockexport.export.bundle.own_verdict import PARITY
+    from blockexport.export.bundle.own_verdict import REPORT_FOLDERS
     from blockexport.export.output.disk import space_errors
 
-    names = [f"{PARITY}/{name}" for name in write_report(report, stage.folder / PARITY)]
-    if report.golden is not None:
-        with space_errors(stage.folder):
-            names.append(write_golden(stage.folder, report.golden))
-    made_from = {name: manifest.files[name].sha256 for name in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)}
-    manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
-    if report.verdict is Verdict.FAIL:
-        return ExportedBundle(stage.reject(manifest), manifest, report)
+    for graph, report in reports.items():
+        place = REPORT_FOLDERS[graph]
+        names = [f"{place}/{name}" for name in write_report(report, stage.folder / place)]
+        if graph == ONNX_FILE and report.golden is not None:
+            with space_errors(stage.folder):
+                names.append(write_golden(stage.folder, report.golden))
+        made_from = {name: manifest.files[name].sha256 for name in (graph, *manifest.files[graph].made_from)}
+        manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
+    bad = next((report for report in reports.values() if report.verdict is Verdict.FAIL), None)
+    if bad is not None:
+        return ExportedBundle(stage.reject(manifest), manifest, bad)
     stage.seal(manifest)
-    return ExportedBundle(stage.target, manifest, report)
+    return ExportedBundle(stage.target, manifest, None if not_judged else reports.get(ONNX_FILE), not_judged)

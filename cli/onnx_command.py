@@ -9,6 +9,7 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.terminal_export import export
+from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
@@ -31,6 +32,15 @@ def onnx(
     logits: Annotated[
         str, options.choice("--logits", LOGITS, "Logits of every position, or of the last one only.")
     ] = "all",
+    attention: Annotated[
+        str,
+        options.choice(
+            "--attention",
+            tuple(AttentionForms),
+            "What attention may see: as a mask; as the number of slots that count, which ONNX Runtime's Flash kernel "
+            "for CUDA wants and TensorRT does not take; or a graph of each.",
+        ),
+    ] = AttentionForms.MASKED.value,
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, the torch.export program.")] = False,
     quantize: options.Quantize = None,
     block_size: options.BlockSize = None,
@@ -68,6 +78,7 @@ def onnx(
         max_sequence_length=max_sequence_length,
         headless=headless,
         last_logits_only=logits == "last",
+        attention=attention,
         pt2=pt2,
         quantize=quantize,
         block_size=block_size,

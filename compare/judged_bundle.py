@@ -17,7 +17,7 @@ from blockexport.compare.core.quantising_cost import NamedRun
 from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.compare.judged_cost import APART, IN_INTEGERS, cost_question, with_cost
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import ONNX_FILE, FileEntry, Manifest, read_manifest
+from blockexport.export.bundle.manifest import GRAPHS, ONNX_FILE, FileEntry, Manifest, read_manifest
 from blockexport.export.preflight import check_memory
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.checkpoints.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from blockexport.compare.explain.explanation import Explanation
 
-_WITH_WEIGHTS = (ONNX_FILE,)  # the others hold their own
+_WITH_WEIGHTS = GRAPHS  # the others hold their own
 
 
 def judge_bundle(
@@ -124,7 +124,7 @@ def bundle_options(
         backend=backend,
         encode=BundleTokenizer(folder).encode if (folder / TOKENIZER).is_file() else None,
         weights=artifact_weights(package_folder or folder, backend_named(backend).file),
-        graph=(lambda: _graph(folder)) if backend_named(backend).runs_onnx else None,
+        graph=(lambda: _graph(folder, backend)) if backend_named(backend).runs_onnx else None,
         growing=growing if backend_named(backend).grows else None,
         in_integers=in_integers if backend_named(backend).rounds_activations else None,
         explain=lambda context, results: _explain(folder, backend, context, results),
@@ -142,10 +142,12 @@ def _explain(folder: Path, backend: str, context: CheckContext, results: Sequenc
     return explain(context, results, lambda: ReplayGraph.load(folder / graph))
 
 
-def _graph(folder: Path) -> ir.Graph:
+def _graph(folder: Path, backend: str) -> ir.Graph:
     import onnx_ir
 
-    return onnx_ir.load(folder / ONNX_FILE).graph
+    file = backend_named(backend).file
+    assert file is not None
+    return onnx_ir.load(folder / file).graph
 
 
 def as_stored(checkpoint: Checkpoint, folder: Path, manifest: Manifest) -> tuple[Checkpoint, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from blockexport.export.bundle.engine_entry import ENGINES, entry_of
 from blockexport.export.bundle.file_check import wrong_files
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, is_as_written, read_manifest
-from blockexport.export.bundle.own_verdict import PARITY, REPORT, why_bad
+from blockexport.export.bundle.own_verdict import PARITY, REPORT, REPORT_FOLDERS, why_bad
 from blockexport.export.bundle.signature import sign_manifest, wrong_signature
 from blockexport.export.bundle.trt_library import load_library
 from blockexport.export.bundle.verify_graph import wrong_graph
@@ -140,7 +140,8 @@ def _report(folder: Path, manifest: Manifest) -> Found:
         f"{folder / one} does not say which {part} it is about"
         for one, entry in manifest.files.items()
         if one.startswith(f"{PARITY}/")
-        for part in (ONNX_FILE, *manifest.files[ONNX_FILE].made_from)
+        for graph in [next(graph for graph, place in REPORT_FOLDERS.items() if one.startswith(f"{place}/"))]
+        for part in (graph, *manifest.files[ONNX_FILE].made_from)
         if part not in entry.made_from
     ]
     try:

@@ -16,15 +16,25 @@ from blockexport.export.bundle.bundle import file_entries
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.genai_config import genai_config
 from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
-from blockexport.export.bundle.manifest import ONNX_FILE, AdapterRecord, Manifest, SourceRecord, combined_digest
+from blockexport.export.bundle.manifest import (
+    GRAPHS,
+    NONPAD_FILE,
+    ONNX_FILE,
+    AdapterRecord,
+    Manifest,
+    SourceRecord,
+    combined_digest,
+)
 from blockexport.export.bundle.rope_file import ROPE_FILE, write_rope_file
 from blockexport.export.bundle.source_digest import adapter_digest, source_digest
 from blockexport.export.graph.onnx_graph import build_model
+from blockexport.export.graph.unmasked import check_unmasked, take_masks_out
 from blockexport.export.tokenizer.tokenizer_files import write_tokenizer_files
 from blockexport.export.weights.calibration import Calibration
 from blockexport.export.weights.matrix_layout import layouts_of
 from blockexport.export.weights.weight_files import WrittenWeights, write_weights
 from blockexport.models import io_names
+from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.safetensors_header import StoredTensor, read_header
@@ -48,6 +58,7 @@ def export_onnx(
     *,
     quantisation: Quantisation | None = None,
     calibration: Calibration | None = None,
+    attention: AttentionForms = AttentionForms.MASKED,
     progress: Progress = silent,
     texts: Callable[[Path], Sequence[str]] = lambda folder: (),
     note: Note = lambda message: None,
@@ -63,14 +74,17 @@ def export_onnx(
         interface: the decoder's: of the checkpoint's config, in the type to be written.
         quantisation: which matrices are quantised, and how; None where none is.
         calibration: the run over a text that those in 4 bits are quantised for; None for the nearest codes.
+        attention: the forms to write it in.
         progress: hears of the weights.
         texts: looks at the tokenizer's files in `folder`, and returns the names of what it has added.
         note: is told what the user should know: what a conversion flushed to zero, a tokenizer that is missing.
 
     Raises:
-        UsageError: the weights are damaged, or do not fit the precision.
+        UsageError: the weights are damaged, or do not fit the precision; every layer has a window, and so needs a mask.
     """
     config = checkpoint.config
+    if attention is not AttentionForms.MASKED:
+        check_unmasked(config)
     if calibration is not None and quantisation is not None:
         quantisation = replace(quantisation, calibration=calibration.digest)
     others = write_tokenizer_files(checkpoint, folder, note) + _write_configs(checkpoint, folder, interface, note)
@@ -92,7 +106,11 @@ def export_onnx(
             {name: layout.order for name, layout in stored.items() if layout.order is not None},
         )
     weights = written.result()
-    ir.save(model, folder / ONNX_FILE)
+    if attention is not AttentionForms.NONPAD:
+        ir.save(model, folder / ONNX_FILE)
+    if attention is not AttentionForms.MASKED:
+        take_masks_out(model, config)
+        ir.save(model, folder / (NONPAD_FILE if attention is AttentionForms.BOTH else ONNX_FILE))
     for line in (*checkpoint.notes, *weights.report.notes()):
         note(line)
     return _manifest(checkpoint, folder, interface, quantisation, model, weights, rows, others)
@@ -166,7 +184,7 @@ def _manifest(
     files = {name: file_entry(folder / name, sha256=sha256) for name, sha256 in weights.files.items()}
     files |= file_entries(folder, [ROPE_FILE, *others])
     made_from = {name: files[name].sha256 for name in (*weights.files, ROPE_FILE)}
-    files |= file_entries(folder, [ONNX_FILE], made_from)
+    files |= file_entries(folder, [name for name in GRAPHS if (folder / name).exists()], made_from)
     source, adapter = checkpoint.source, checkpoint.adapter
     digest = source_digest(checkpoint, weights.source_sha256)
     merged = None if adapter is None else AdapterRecord(str(adapter), adapter_digest(adapter))

@@ -1,6 +1,6 @@
 """Declare another number of cache slots in a bundle, for runtimes that take it from the file.
 
-Nothing in the graph depends on M but the declared shapes, so this is no export: `model.onnx`, `genai_config.json` and
+Nothing in the graph depends on M but the declared shapes, so this is no export: the graphs, `genai_config.json` and
 the manifest are rewritten, together or not at all. What was judged or built at the old M is left out.
 """
 
@@ -75,7 +75,8 @@ def redeclare(
             )
         with addition(bundle) as folder:
             written = _write(bundle, manifest, max_sequence_length, folder)
-            read = {ONNX_FILE: manifest.files[ONNX_FILE].sha256, **manifest.files[ONNX_FILE].made_from}
+            graphs = {name: manifest.files[name].sha256 for name in manifest.graphs}
+            read = {**graphs, **manifest.files[ONNX_FILE].made_from}
             changed = add_files(
                 bundle,
                 written,
@@ -110,13 +111,14 @@ def _check_golden(bundle: Path, manifest: Manifest, max_sequence_length: int) ->
 
 
 def _write(bundle: Path, manifest: Manifest, max_sequence_length: int, folder: Path) -> dict[str, Path]:
-    """Write the graph and genai's config with the new M into `folder`; returns their paths by name."""
-    graph = read_graph(bundle, manifest)
-    check_artifact(bundle, manifest, ONNX_FILE, "sample")
-    declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows, manifest.config)
-    written = {ONNX_FILE: folder / ONNX_FILE}
+    """Write the graphs and genai's config with the new M into `folder`; returns their paths by name."""
+    written = {name: folder / name for name in manifest.graphs}
     with disk_errors(folder):
-        written[ONNX_FILE].write_bytes(graph.SerializeToString(deterministic=True))
+        for name, path in written.items():
+            graph = read_graph(bundle, manifest, name)
+            check_artifact(bundle, manifest, name, "sample")
+            declare_max_sequence_length(graph, max_sequence_length, manifest.rope_table_rows, manifest.config)
+            path.write_bytes(graph.SerializeToString(deterministic=True))
         if GENAI_CONFIG in manifest.files:
             genai = read_json_object(bundle / GENAI_CONFIG, "export the bundle again")
             try:

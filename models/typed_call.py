@@ -31,7 +31,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """By the name in an annotation: whether a value is of that kind, and what the kind is called in a message."""
 
-_CHECKED_ELSEWHERE = {"Precision", "Verify"}  # names out of a list, which the message is to give
+_CHECKED_ELSEWHERE = {"AttentionForms", "Precision", "Verify"}  # names out of a list, which the message is to give
 
 
 def typed_call(function: Callable[P, R]) -> Callable[P, R]:

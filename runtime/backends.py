@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockexport.export.bundle.file_check import Verify
-from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE, Manifest
+from blockexport.export.bundle.manifest import AOTI_FILE, GRAPHS, NONPAD_FILE, ONNX_FILE, PT2_FILE, Manifest
 from blockexport.export.bundle.trt_library import TENSORRT, TENSORRT_RTX
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
@@ -73,6 +73,11 @@ class Opening:
     first_slots: int | None = None
 
     @property
+    def graph(self) -> str:
+        """The ONNX file that the backend runs, or what it runs was made from."""
+        return backend_named(self.backend).graph or ONNX_FILE
+
+    @property
     def interface(self) -> Interface:
         """The decoder's: the bundle's, with the M that was asked for."""
         made = self.manifest.interface
@@ -91,7 +96,7 @@ class Backend:
         file: the file of the bundle that it runs; None where it runs none, or one that it chooses itself.
         graph: the ONNX file to look into for the place of a difference: what it runs, or what that was built from.
         library: what must be installed beside blockexport's own dependencies.
-        judges: precisions in which it judges a bundle when no backend is named.
+        judges: precisions in which it judges its graph when no backend is named.
         cmake_option: what switches it on in the C++ library; None where that lacks it.
         is_eager: it is eager PyTorch, which is held against float64 and not against itself.
         rounds_activations: it rounds them to 8 bits before a product by quantised weights, unless told to be exact.
@@ -118,8 +123,8 @@ class Backend:
 
     @property
     def runs_onnx(self) -> bool:
-        """Whether it runs the bundle's ONNX file itself."""
-        return self.file == ONNX_FILE
+        """Whether it runs an ONNX file of the bundle itself."""
+        return self.file in GRAPHS
 
     def open(self, wanted: Opening) -> Decoder:
         """The decoder; only now is the backend's own code imported."""
@@ -178,6 +183,10 @@ REPLAY = Backend(
     graph=ONNX_FILE,
     judges=(Precision.BF16,),
 )
+ONNXRUNTIME_NONPAD, REPLAY_NONPAD = (
+    replace(one, name=f"{one.name}-nonpad", file=NONPAD_FILE, graph=NONPAD_FILE, cmake_option=None)
+    for one in (ONNXRUNTIME, REPLAY)
+)
 PT2 = Backend("pt2", "blockexport.runtime.pt2_decoder:Pt2Decoder", ("cpu",), _TORCH, file=PT2_FILE)
 AOTI = Backend(
     "aoti",
@@ -201,7 +210,7 @@ ENGINES = tuple(
     for name, module in ((TENSORRT, "tensorrt"), (TENSORRT_RTX, "tensorrt_rtx"))
 )
 
-BACKENDS: list[Backend] = [ONNXRUNTIME, REPLAY, PT2, AOTI, EAGER, *ENGINES]
+BACKENDS: list[Backend] = [ONNXRUNTIME, REPLAY, ONNXRUNTIME_NONPAD, REPLAY_NONPAD, PT2, AOTI, EAGER, *ENGINES]
 """Every backend, the usual one first."""
 
 
@@ -224,9 +233,10 @@ def backend_named(name: str) -> Backend:
     )
 
 
-def usual_backend(precision: Precision) -> str:
-    """What judges a bundle when no backend is named: the runtime most will ship with, unless it lacks the type."""
-    return next(backend.name for backend in BACKENDS if precision in backend.judges)
+def usual_backend(precision: Precision, graph: str = ONNX_FILE) -> str:
+    """What judges a graph of a bundle when no backend is named: the runtime most will ship with, unless it lacks the
+    type."""
+    return next(one.name for one in BACKENDS if precision in one.judges and one.graph == graph)
 
 
 def require_judgeable(name: str, precision: Precision) -> Arithmetic:

@@ -17,7 +17,6 @@ import torch
 
 from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_length, leave_slots_open, read_graph
 from blockexport.export.bundle.file_check import check_artifact
-from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
@@ -53,8 +52,8 @@ class OnnxDecoder(Decoder):
     def __init__(self, wanted: Opening) -> None:
         self.interface = wanted.interface
         folder, manifest = wanted.folder, wanted.manifest
-        graph = read_graph(folder, manifest)
-        check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
+        graph = read_graph(folder, manifest, wanted.graph)
+        check_artifact(folder, manifest, wanted.graph, wanted.verify)
         first = wanted.first_slots or (self.max_sequence_length if wanted.exact else FIRST_SLOTS)
         self._first_slots = min(first, self.max_sequence_length)
         self._session = _session(wanted, graph, grows=self._first_slots < self.max_sequence_length)
@@ -130,7 +129,7 @@ def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> ort.Inf
     if manifest.quantisation is not None:
         exact = _EXACT_IN_LITTLE if wanted.low_memory else _EXACT
         options.add_session_config_entry(*(exact if wanted.exact else _FAST))
-    path = wanted.folder / ONNX_FILE
+    path = wanted.folder / wanted.graph
     model: str | bytes = str(path)
     if slots != manifest.max_sequence_length:
         declare_max_sequence_length(graph, slots, manifest.rope_table_rows, manifest.config)

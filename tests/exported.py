@@ -10,6 +10,7 @@ import torch
 
 from blockexport.export.bundle.manifest import Manifest, write_manifest
 from blockexport.export.onnx_export import export_onnx
+from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.config.model_config import ModelConfig
@@ -79,10 +80,11 @@ def export(
     slots: int = 29,
     **options: Any,
 ) -> Manifest:
-    """A sealed bundle with M = `slots`; `options` are those of `Ends.of`, and `quantisation`."""
+    """A sealed bundle with M = `slots`; `options` are those of `Ends.of`, `quantisation` and `attention`."""
     quantisation: Quantisation | None = options.pop("quantisation", None)
+    attention = options.pop("attention", AttentionForms.MASKED)
     folder.mkdir(parents=True, exist_ok=True)
     interface = Interface(checkpoint.config, precision.element, slots, Ends.of(**options))
-    manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation)
+    manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation, attention=attention)
     write_manifest(folder, manifest)
     return manifest

@@ -77,6 +77,8 @@ HOMES: dict[str, set[str]] = {
     **{library: set() for library in ("onnxscript", "transformers", "tensorrt", "tensorrt_rtx")},
 }
 LIGHT_OF_OURS = {
+    "blockexport.export.lint.lint_target",
+    "blockexport.models.attention_forms",
     "blockexport.models.wording",
     "blockexport.models.devices",
     "blockexport.models.element_types",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blockexport.export.bundle.manifest import AOTI_FILE, ONNX_FILE, PT2_FILE
+from blockexport.export.bundle.manifest import AOTI_FILE, GRAPHS, PT2_FILE
 from blockexport.models.block.rope import TABLES
 from blockexport.models.checkpoints.checkpoint import FileSlice
 from blockexport.models.checkpoints.mapped_tensor import tensor_of
@@ -50,7 +50,7 @@ def artifact_weights(folder: Path, file: str | None) -> Callable[[], ArtifactWei
     In the ONNX file these are the floating-point initializers of one dimension or more: scalars are constants of the
     graph, and integers are indices.
     """
-    readers = {ONNX_FILE: _onnx_weights, PT2_FILE: _pt2_weights, AOTI_FILE: _aoti_weights}
+    readers = {**dict.fromkeys(GRAPHS, _onnx_weights), PT2_FILE: _pt2_weights, AOTI_FILE: _aoti_weights}
     if file is None or file not in readers:
         return None
     return lambda: readers[file](folder / file)

@@ -11,6 +11,7 @@ import onnx
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
 from blockexport.export.bundle.onnx_file import read_onnx, require_file, require_weights
 from blockexport.models import io_names, wording
+from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.block.rope import TABLES, require_table_rows
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.element_types import BY_ONNX
@@ -21,14 +22,16 @@ from blockexport.models.quantised_matrix import CODES, ORDER
 REMEDY = "Copy the whole bundle again, or export it again"
 
 
-def read_graph(folder: Path, manifest: Manifest) -> onnx.ModelProto:
-    """The bundle's graph; its weights stay in their files.
+def read_graph(folder: Path, manifest: Manifest, name: str = ONNX_FILE) -> onnx.ModelProto:
+    """A graph of the bundle, the main one by default; its weights stay in their files.
 
     Raises:
         UsageError: the file or one of weights is missing, cut off or damaged; or the graph's inputs and outputs are
             not those of the manifest.
     """
-    path = folder / ONNX_FILE
+    path = folder / name
+    if name not in manifest.files:
+        raise UsageError(f"{folder} has no {name}: export with --attention {AttentionForms.BOTH} to have one")
     require_file(path, REMEDY)
     model = read_onnx(path, REMEDY)
     _check_interface(path, "inputs", model.graph.input, manifest.inputs)

@@ -28,6 +28,8 @@ from blockexport.models.strict_json import read_record
 
 SCHEMA_VERSION = 2
 ONNX_FILE = "model.onnx"
+NONPAD_FILE = "model.nonpad.onnx"  # the same decoder without masks, where a bundle holds both forms
+GRAPHS = (ONNX_FILE, NONPAD_FILE)
 PT2_FILE = "model.pt2"
 AOTI_FILE = "model.aoti.pt2"
 OWN_DIGEST = "manifest_sha256"
@@ -109,6 +111,11 @@ class Manifest:
         """
         ends = Ends.of(headless=self.headless, last_logits_only=self.last_logits_only)
         return Interface(self.config, self.precision.element, self.max_sequence_length, ends)
+
+    @property
+    def graphs(self) -> list[str]:
+        """The bundle's ONNX files, the main one first."""
+        return [name for name in GRAPHS if name in self.files]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values. Without quantised matrices or an adapter their keys are left out, which earlier readers

@@ -9,13 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from blockexport.export.bundle.file_check import check_file
-from blockexport.export.bundle.manifest import Manifest
+from blockexport.export.bundle.manifest import NONPAD_FILE, ONNX_FILE, Manifest
 from blockexport.models.errors import RejectedBundleError, UsageError
 from blockexport.models.regular_file import read_json_object
 
 PARITY = "parity"  # the folder of the report inside the bundle
 REPORT_JSON = "report.json"
 REPORT = f"{PARITY}/{REPORT_JSON}"  # as the manifest lists it
+REPORT_FOLDERS = {NONPAD_FILE: f"{PARITY}/nonpad", ONNX_FILE: PARITY}
+"""Where the report on a graph is; the innermost folder first."""
 FAIL = "fail"
 
 
@@ -25,12 +27,14 @@ def why_bad(folder: Path, manifest: Manifest) -> str | None:
     Raises:
         UsageError: the report that the manifest lists is missing, or another one, so that nothing can be told.
     """
-    if REPORT not in manifest.files:
-        return None
-    path = folder / REPORT
-    check_file(path, manifest.files[REPORT], whole=True)
-    report = read_json_object(path, "export the bundle again")
-    return f"{folder} was judged and found bad: {report.get('summary')}" if report.get("verdict") == FAIL else None
+    for place in reversed(REPORT_FOLDERS.values()):
+        name = f"{place}/{REPORT_JSON}"
+        if name in manifest.files:
+            check_file(folder / name, manifest.files[name], whole=True)
+            report = read_json_object(folder / name, "export the bundle again")
+            if report.get("verdict") == FAIL:
+                return f"{folder} was judged and found bad: {report.get('summary')}"
+    return None
 
 
 def known_bad(folder: Path, manifest: Manifest) -> str | None:

@@ -10,16 +10,21 @@ import onnx
 
 from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.external_data import ExternalPlace, external_places
-from blockexport.export.bundle.manifest import ONNX_FILE, Manifest
+from blockexport.export.bundle.manifest import Manifest
 from blockexport.models.errors import UsageError
 
 
 def wrong_graph(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Sentences without their full stop: the graph is not ONNX by ONNX's own checker, not the decoder that the
+    """Sentences without their full stop: a graph is not ONNX by ONNX's own checker, not the decoder that the
     manifest describes, or keeps its weights where it should not."""
-    path = folder / ONNX_FILE
+    for name in manifest.graphs:
+        yield from _wrong(folder, manifest, name)
+
+
+def _wrong(folder: Path, manifest: Manifest, name: str) -> Iterator[str]:
+    path = folder / name
     try:
-        model = read_graph(folder, manifest)
+        model = read_graph(folder, manifest, name)
     except UsageError as error:
         yield str(error)
         return
@@ -35,7 +40,7 @@ def wrong_graph(folder: Path, manifest: Manifest) -> Iterator[str]:
         if found != listed:
             yield f"{path} has the {what} {found}, and the manifest says {listed}"
     places = external_places(model, path)
-    made_from = manifest.files[ONNX_FILE].made_from
+    made_from = manifest.files[name].made_from
     for location in sorted({place.location for place in places} - made_from.keys()):
         yield f"{path} reads weights from {location}, which the manifest does not list as a source of it"
     for location in sorted({place.location for place in places}):

@@ -10,11 +10,12 @@ from blockexport.export.lint.layer_groups import tell
 
 
 class Fate(StrEnum):
-    """What TensorRT does with a graph that breaks a rule."""
+    """What a runtime does with a graph that breaks a rule."""
 
     SILENT = "builds without a word"
     LOUD = "stops with an error"
     CRASH = "crashes"
+    SLOW = "runs it several times as slowly as it could"
     ERRATIC = "stops, crashes or builds without a word, as it happens"
 
 
@@ -24,7 +25,7 @@ class Trap:
 
     Attributes:
         rule: its name.
-        fate: what TensorRT does.
+        fate: what the runtime does.
         node: the node's label, or a value's name.
         problem: a sentence with a `{}` for each of `names`.
         remedy: what to do about it.
@@ -50,7 +51,8 @@ class LintFinding:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.problem}. TensorRT {self.fate.value}. {self.remedy}"
+        runtime = "ONNX Runtime" if self.fate is Fate.SLOW else "TensorRT"
+        return f"{self.problem}. {runtime} {self.fate.value}. {self.remedy}"
 
 
 def gather(traps: Iterable[Trap]) -> list[LintFinding]:

@@ -18,9 +18,9 @@ MANIFEST = "manifest.json"
 SIGNATURE = f"{MANIFEST}.minisig"  # of the manifest, which cannot list it
 SBOM = "sbom.cdx.json"
 _OURS = re.compile(
-    r"[^/]+\.safetensors|model\.onnx|model(\.aoti)?\.pt2|aoti\.json|chat_template\.jinja|engines/[^/]+\.engine|"
+    r"[^/]+\.safetensors|model(\.nonpad)?\.onnx|model(\.aoti)?\.pt2|aoti\.json|chat_template\.jinja|engines/[^/]+\.engine|"
     r"((genai_|generation_|tokenizer_)?config|tokenizer|special_tokens_map|chat_turns)\.json|"
-    rf"parity/report\.(json|md|html)|{re.escape(SBOM)}"
+    rf"parity/(nonpad/)?report\.(json|md|html)|{re.escape(SBOM)}"
 )
 """What a bundle's files are called, whatever a manifest lists: a forged one must not have --force remove others."""
 

@@ -6,7 +6,6 @@ import torch
 
 from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.file_check import check_artifact
-from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models import io_names
 from blockexport.models.block.rope import require_table_rows
 from blockexport.models.interface import Interface
@@ -61,6 +60,6 @@ def open_bundle(wanted: Opening) -> ReplayDecoder:
     """
     folder, manifest, interface = wanted.folder, wanted.manifest, wanted.interface
     require_table_rows(interface.max_sequence_length, manifest.rope_table_rows, manifest.config)
-    read_graph(folder, manifest)  # refuses what is not this bundle's decoder
-    check_artifact(folder, manifest, ONNX_FILE, wanted.verify)
-    return ReplayDecoder(ReplayGraph.load(folder / ONNX_FILE), interface)
+    read_graph(folder, manifest, wanted.graph)  # refuses what is not this bundle's decoder
+    check_artifact(folder, manifest, wanted.graph, wanted.verify)
+    return ReplayDecoder(ReplayGraph.load(folder / wanted.graph), interface)

@@ -118,9 +118,13 @@ def attention(call: Call) -> torch.Tensor:
     """
     q, k, v, mask = call.need(0), call.need(1), call.need(2), call.given(3)
     call.same_type(0, 1, 2)
-    call.only(is_causal=0, qk_matmul_output_mode=0)
-    if q.ndim != 4 or any(call.given(i) is not None for i in (4, 5, 6)):
+    call.only(is_causal=int(call.given(6) is not None), qk_matmul_output_mode=0)
+    if q.ndim != 4 or any(call.given(i) is not None for i in (4, 5)):
         raise call.refuse("only 4-D heads with the whole cache as key and value are implemented")
+    if (filled_B := call.given(6)) is not None:
+        if mask is not None:
+            raise call.refuse("a mask beside nonpad_kv_seqlen is not implemented")
+        mask = _filled_before(filled_B, q.shape[2], k.shape[2])
     scale = math.sqrt(call.attribute("scale", q.shape[-1] ** -0.5))
     repeats = q.shape[1] // k.shape[1]
     key, value = (wide(x).repeat_interleave(repeats, dim=1) for x in (k, v))
@@ -135,6 +139,13 @@ def attention(call: Call) -> torch.Tensor:
     weights = scores.softmax(-1)
     seen = torch.isneginf(scores).all(-1, keepdim=True).logical_not()
     return (weights.masked_fill(~seen, 0).to(value.dtype) @ value).to(q.dtype)
+
+
+def _filled_before(filled_B: torch.Tensor, queries: int, slots: int) -> torch.Tensor:
+    """The mask [B, 1, S, M] of `is_causal` where `nonpad_kv_seqlen` is given: the last query sees that many slots, each
+    earlier one a slot less."""
+    seen_BS = filled_B[:, None] - queries + 1 + torch.arange(queries)
+    return torch.arange(slots) < seen_BS[:, None, :, None]
 
 
 def softmax(call: Call) -> torch.Tensor:

@@ -65,7 +65,7 @@ def _gather(call: Call) -> torch.Tensor:
     x = call.need(0)
     axis = int(call.attribute("axis", 0)) % x.ndim
     indices = _indices(call, axis)
-    return x.index_select(axis, indices.reshape(-1)).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return x.index_select(axis, indices.reshape(-1)).reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _gather_elements(call: Call) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from blockexport.cli.main import main
 from blockexport.compare.judge import JudgeOptions
+from blockexport.export.bundle.manifest import GRAPHS
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import BACKENDS, Arithmetic, Library, backend_named, everywhere, usual_backend
@@ -91,9 +93,9 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_each_precision_has_one_usual_judge() -> None:
-    for precision in Precision:
-        assert sum(precision in backend.judges for backend in BACKENDS) == 1
-        assert backend_named(usual_backend(precision)).arithmetic[precision].can_judge
+    for precision, graph in itertools.product(Precision, GRAPHS):
+        assert sum(precision in one.judges and one.graph == graph for one in BACKENDS) == 1
+        assert backend_named(usual_backend(precision, graph)).arithmetic[precision].can_judge
 
 
 def test_no_other_file_spells_a_backends_name() -> None:

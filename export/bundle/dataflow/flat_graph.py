@@ -104,6 +104,10 @@ def label(node: onnx.NodeProto) -> str:
 class FlatGraph:
     """See the module.
 
+    Args:
+        model: the graph.
+        follow_shapes: also infer the shapes that nodes compute from other shapes.
+
     Attributes:
         nodes: every node that runs.
         inputs: graph inputs that are no initializers, by name.
@@ -115,8 +119,8 @@ class FlatGraph:
         UsageError: a local function calls itself, or an attribute is not what its operator takes.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        inlined = _with_types(_inlined(model))
+    def __init__(self, model: onnx.ModelProto, *, follow_shapes: bool = False) -> None:
+        inlined = _with_types(_inlined(model), follow_shapes)
         graph, self._opset = inlined.graph, _opset(inlined)
         self._types: dict[str, onnx.TypeProto.Tensor] = {}
         self._constants: dict[str, onnx.TensorProto] = {}
@@ -275,9 +279,9 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         raise UsageError(f"the local functions of this file cannot be followed ({reason}): export it anew") from error
 
 
-def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
+def _with_types(model: onnx.ModelProto, follow_shapes: bool) -> onnx.ModelProto:
     """The model with the types and shapes that follow from its inputs; without them where it is inconsistent."""
     try:
-        return shape_inference.infer_shapes(model)
+        return shape_inference.infer_shapes(model, data_prop=follow_shapes)
     except (shape_inference.InferenceError, ValueError, RuntimeError):
         return model
