@@ -14,6 +14,7 @@ from blockexport.bundle_export import Explainer
 from blockexport.models.progress import Progress, silent
 from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
+from blockexport.runtime.compute_device import CPU_NAME
 
 if TYPE_CHECKING:
     from blockexport.compare.report.report import Report
@@ -49,6 +50,7 @@ def compare_bundle(
     cost: bool = False,
     max_kl: float | None = None,
     max_memory: int | None = None,
+    device: str = CPU_NAME,
     explain: Explainer | None = None,
     progress: Progress = silent,
 ) -> Report:
@@ -70,6 +72,7 @@ def compare_bundle(
             tokens, or on a built-in chapter.
         max_kl: fail where that is more, as a mean KL divergence in nats; asks for `cost`.
         max_memory: bytes that judging may take; what is available by default.
+        device: `cpu`, or `cuda:N` for a GPU.
         explain: makes the report of a judgement; by default a difference is located and diagnosed.
         progress: told how far the work is.
 
@@ -99,6 +102,7 @@ def compare_bundle(
         lora=lora,
         max_sequence_length=slots,
         max_memory=whole("max_memory", max_memory, least=1),
+        device=device,
         progress=progress,
     )
     return judgement.explained(progress) if explain is None else explain(judgement)
@@ -184,6 +188,7 @@ def bench_bundle(
     model: str | None = None,
     exact: bool = False,
     low_memory: bool = False,
+    device: str = CPU_NAME,
     progress: Progress = silent,
 ) -> BenchResult:
     """Measure how fast a bundle runs on this machine, beside what the machine can do at most and beside other tools.
@@ -205,6 +210,7 @@ def bench_bundle(
         model: the source checkpoint, for the backend `eager`.
         exact: run bundles as they are judged: see `open_decoder`.
         low_memory: map the weights of bundles instead of repacking them (onnxruntime).
+        device: of bundles: `cpu`, or `cuda:N` for a GPU.
         progress: told how far the work is.
 
     Raises:
@@ -219,7 +225,7 @@ def bench_bundle(
     from blockexport.runtime.threads import chosen_threads
 
     slots, steps = whole("max_sequence_length", max_sequence_length, least=1), whole("steps", steps, least=1)
-    how = OpenedAs(slots, model, exact, low_memory)
+    how = OpenedAs(slots, model, exact, low_memory, device)
     sides = [bundle_side(Path(bundle), name, how) for name in backends or (ONNXRUNTIME.name,)]
     sides += [other_side(str(named), sides[0]) for named in against]
     contexts = contexts or usual_contexts(min(side.capacity for side in sides), steps)

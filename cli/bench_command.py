@@ -11,6 +11,7 @@ from blockexport.cli import console, options
 from blockexport.cli.completion import models
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import backend_names
+from blockexport.runtime.compute_device import CPU_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +59,7 @@ def bench(
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Turns of each side; fewer than 5 are for trying out.")
     ] = 5,
+    device: options.Device = CPU_NAME,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
     model: options.Source = None,
@@ -104,6 +106,7 @@ def bench(
             model=model,
             exact=exact,
             low_memory=low_memory,
+            device=device,
             progress=progress,
         )
     if place is not None:

@@ -11,6 +11,7 @@ from blockexport.cli.judging import show
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def compare(
     bundle: compare_options.BundleIfAny = None,
     backend: compare_options.BackendByPrecision = None,
+    device: options.Device = CPU_NAME,
     model: options.Source = None,
     lora: compare_options.MergedLora = None,
     onnx: compare_options.OtherFiles = None,
@@ -56,6 +58,8 @@ def compare(
     Example: blockexport compare smollm2 --report smollm2-parity
     """
     _check_options(bundle, onnx, mapped, model, lora, backend, text, tokens)
+    if onnx and device != CPU_NAME:
+        raise UsageError(f"--device runs bundles; another tool's ONNX file runs on {CPU_NAME}")
     if locate:
         _check_locate(backend, no_explain=no_explain)
     from blockexport.compare.checks.catalogue import choose_checks
@@ -87,7 +91,7 @@ def compare(
             return _show_and_write(judgement, folder, no_explain=no_explain, as_json=as_json, quiet=quiet)
 
         if bundle is not None:
-            source: dict[str, Any] = {"model": model, "lora": lora}
+            source: dict[str, Any] = {"model": model, "lora": lora, "device": device}
             return compare_bundle(bundle, backend=backend, explain=explain, **source, **more, **how).exit_code
         judgement = judge_foreign(onnx or (), model or "", JudgeOptions(**how), mapped=mapped or (), **more)
         return explain(judgement).exit_code

@@ -20,6 +20,7 @@ from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.wording import size
 from blockexport.runtime.backends import BACKENDS, ENGINES
+from blockexport.runtime.compute_device import gpu_missing
 
 State = Literal["good", "note", "bad"]
 
@@ -147,10 +148,13 @@ def _onnx_runtime() -> Iterator[Observation]:
         )  # fmt: skip
         return
     yield Observation("onnxruntime", value)
-    runtime = importlib.import_module("blockexport.runtime.onnx_session").ort
+    session = importlib.import_module("blockexport.runtime.onnx_session")
+    runtime = session.ort
     providers = runtime.get_available_providers()
     yield Observation("execution providers", ", ".join(name.removesuffix("ExecutionProvider") for name in providers))
     yield _dialect(runtime)
+    if session.CUDA_PROVIDER in providers and (reason := session.cuda_missing()) is not None:
+        yield Observation("ONNX Runtime on a GPU", reason, "note")
 
 
 def _dialect(runtime: Any) -> Observation:
@@ -182,9 +186,8 @@ def _dialect(runtime: Any) -> Observation:
 def _gpu() -> Iterator[Observation]:
     import torch
 
-    if not torch.cuda.is_available():
-        build = f"torch is a CUDA {torch.version.cuda} build" if torch.version.cuda else "torch is a CPU build"
-        yield Observation("GPU", f"none that torch can use ({build})", "note")
+    if (reason := gpu_missing()) is not None:
+        yield Observation("GPU", f"none that torch can use ({reason})", "note")
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)

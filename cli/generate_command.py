@@ -12,6 +12,7 @@ from blockexport.cli import console, options
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def generate(
         int, typer.Option("--draft-tokens", metavar="K", min=1, help="The most tokens that a draft proposes at a time.")
     ] = 8,
     backend: options.Backend = ONNXRUNTIME.name,
+    device: options.Device = CPU_NAME,
     model: options.Source = None,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
@@ -100,9 +102,10 @@ def generate(
         model=model,
         verify="whole" if verify_weights else "sample",
         exact=exact,
+        device=device,
     )
     # Where there is no GPU, a tokenizer would be no help.
-    decoder = opened() if "cuda" in backend_named(backend).devices else None
+    decoder = opened() if backend_named(backend).built_slots else None
     tokenizer = BundleTokenizer(bundle)
     options = tokenizer.sampling_options(temperature, top_k, top_p, seed)
     for setting in tokenizer.unapplied_settings():
@@ -115,7 +118,7 @@ def generate(
     if draft is None:
         generation = Generation(decoder, prompt_ids, options, tokenizer.stop_ids, max_new_tokens)
     else:
-        drafts = open_draft(draft, decoder, tokenizer, backend, exact=exact)
+        drafts = open_draft(draft, decoder, tokenizer, backend, exact=exact, device=device)
         generation = SpeculativeGeneration(
             decoder, prompt_ids, options, drafts, draft_tokens, tokenizer.stop_ids, max_new_tokens
         )

@@ -14,6 +14,7 @@ from blockexport.models.precision import Precision
 from blockexport.models.quantisation import EMBEDDINGS, HEADS, LAYERS
 from blockexport.models.quantised_matrix import BLOCK_SIZES
 from blockexport.runtime.backends import backend_names
+from blockexport.runtime.compute_device import FORM
 
 
 def choice(name: str, offered: Sequence[str], help: str, metavar: str | None = None) -> Any:
@@ -118,6 +119,10 @@ Exact = Annotated[
         help="Run the file as it is judged: quantised weights are multiplied in the declared type, and activations are "
         "not rounded to 8 bits first (onnxruntime). Slower, in more memory.",
     ),
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar=FORM, help="Where to run it: the processor, or a CUDA GPU, by number."),
 ]
 Threads = Annotated[
     int | None,

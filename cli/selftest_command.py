@@ -5,12 +5,14 @@ from __future__ import annotations
 from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.threads import use_threads
 
 
 def selftest(
     bundle: options.Bundle,
     backend: options.Backend = ONNXRUNTIME.name,
+    device: options.Device = CPU_NAME,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -37,7 +39,8 @@ def selftest(
         check_files(bundle, manifest, progress)
         require_not_bad(bundle, manifest)
         golden = read_golden(bundle)
-        result = replay_golden(open_decoder(bundle, backend, verify="nothing", exact=True), golden, progress)
+        decoder = open_decoder(bundle, backend, verify="nothing", exact=True, device=device)
+        result = replay_golden(decoder, golden, progress)
     if as_json:
         figures = {name: str(value) if value != value else value for name, value in asdict(result).items()}
         console.print_json({"backend": backend, "files": len(manifest.files), **figures})

@@ -119,7 +119,7 @@ def run_checks(
     """
     options = options or JudgeOptions()
     precision = Precision.of(decoder.dtype)
-    arithmetic = require_judgeable(options.backend, precision)
+    arithmetic = require_judgeable(options.backend, precision, decoder.device)
     checks = choose_checks(options.checks)
     plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
     in_rows = any(entry.in_rows for entry in checks) and not (decoder.foreign or Foreign("")).no_rows
@@ -208,7 +208,7 @@ def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: 
 def _eager(decoder: Decoder, checkpoint: Checkpoint, progress: Progress) -> Decoder:
     slots, ends = decoder.max_sequence_length, Ends.of(headless=decoder.headless)  # with logits of every token
     model = load_model(checkpoint, decoder.dtype, slots, ends=ends, progress=progress)
-    return EagerDecoder(model, slots)
+    return EagerDecoder(model, slots, decoder.device)
 
 
 def _rows(ids_S: torch.Tensor, slots: int) -> list[Row]:

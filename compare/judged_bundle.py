@@ -23,7 +23,8 @@ from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.errors import UsageError
 from blockexport.models.progress import Progress, silent
-from blockexport.runtime.backends import ONNXRUNTIME, backend_named, require_judgeable, usual_backend
+from blockexport.runtime.backends import ONNXRUNTIME, backend_named, device_for, require_judgeable, usual_backend
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.recorded_source import open_source
@@ -47,6 +48,7 @@ def judge_bundle(
     max_sequence_length: int | None = None,
     max_memory: int | None = None,
     made_of: Checkpoint | None = None,
+    device: str = CPU_NAME,
     progress: Progress = silent,
 ) -> Judgement:
     """Judge the file that a backend runs, on the checks that apply.
@@ -59,6 +61,7 @@ def judge_bundle(
         lora: the adapter that was merged into it; see `open_source`.
         max_sequence_length: declare the file's cache slots anew.
         max_memory: see `check_memory`, which is asked before the work begins; an export has asked already.
+        device: where the file is run, and eager PyTorch in its precision beside it; the reference is the processor's.
         made_of: the source as the export had it open, of a bundle whose files were written a moment ago.
         progress: see `run_checks`.
 
@@ -69,18 +72,24 @@ def judge_bundle(
     """
     manifest = read_manifest(folder)
     backend = backend or usual_backend(manifest.precision)
-    require_judgeable(backend, manifest.precision)
+    require_judgeable(backend, manifest.precision, device_for(backend, device))
     checkpoint = made_of or open_source(manifest, model, lora)
     if made_of is None:
         check_memory(checkpoint, manifest.interface, manifest.quantisation, max_memory)
     # A changed file is judged as it is, and a note says so.
     decoder = open_decoder(
-        folder, backend, max_sequence_length=max_sequence_length, model=model, verify="nothing", exact=True
+        folder,
+        backend,
+        max_sequence_length=max_sequence_length,
+        model=model,
+        verify="nothing",
+        exact=True,
+        device=device,
     )
     judged_on, notes = as_stored(checkpoint, folder, manifest)
     if made_of is None:
         notes = (*(checkpoint.notes if model or lora else ()), *notes, *changed_files(folder, manifest, backend))
-    options = bundle_options(folder, backend, asked, max_sequence_length=max_sequence_length)
+    options = bundle_options(folder, backend, asked, max_sequence_length=max_sequence_length, device=device)
     not_quantised = "the bundle's weights are not quantised" if manifest.quantisation is None else ""
     question = cost_question(checkpoint, decoder, options, not_quantised)
     judgement = run_checks(decoder, judged_on, options, progress, notes)
@@ -98,11 +107,12 @@ def bundle_options(
     *,
     package_folder: Path | None = None,
     max_sequence_length: int | None = None,
+    device: str = CPU_NAME,
 ) -> JudgeOptions:
     """What was `asked`, with all that the bundle in `folder` has for its judgement on `backend`.
 
     `package_folder` is where an AOTInductor package lies that is still to be judged, and not yet in the bundle.
-    `max_sequence_length` is the file's M where it is declared anew.
+    `max_sequence_length` is the file's M where it is declared anew, `device` where it is run.
     """
 
     def growing(first_slots: int) -> Decoder:
@@ -114,10 +124,11 @@ def bundle_options(
             verify="nothing",
             exact=True,
             first_slots=first_slots,
+            device=device,
         )
 
     def in_integers() -> Decoder:
-        return open_decoder(folder, backend, max_sequence_length=max_sequence_length, verify="nothing")
+        return open_decoder(folder, backend, max_sequence_length=max_sequence_length, verify="nothing", device=device)
 
     return replace(
         asked or JudgeOptions(),

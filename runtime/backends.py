@@ -20,6 +20,7 @@ from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
 from blockexport.models.wording import did_you_mean
+from blockexport.runtime.compute_device import CPU, CPU_NAME, CUDA_NAME, ComputeDevice
 
 if TYPE_CHECKING:
     from blockexport.runtime.decoder import Decoder
@@ -71,6 +72,7 @@ class Opening:
     verify: Verify = "sample"
     exact: bool = False
     first_slots: int | None = None
+    device: ComputeDevice = CPU
 
     @property
     def graph(self) -> str:
@@ -101,6 +103,8 @@ class Backend:
         is_eager: it is eager PyTorch, which is held against float64 and not against itself.
         rounds_activations: it rounds them to 8 bits before a product by quantised weights, unless told to be exact.
         grows: its cache begins with few slots and doubles as it is filled, unless told to be exact.
+        gpu_arithmetic: `arithmetic` on a GPU, of one that also runs on a processor.
+        built_slots: its cache has the slots that the artifact was built with, and no others.
     """
 
     name: str
@@ -115,11 +119,17 @@ class Backend:
     is_eager: bool = False
     rounds_activations: bool = False
     grows: bool = False
+    gpu_arithmetic: Mapping[Precision, Arithmetic] | None = None
+    built_slots: bool = False
 
     def __post_init__(self) -> None:
         silent = [one for one in Precision if one not in self.arithmetic or not self.arithmetic[one].note]
         if silent:
             raise ValueError(f"the backend {self.name} says nothing of its arithmetic in {', '.join(silent)}")
+
+    def arithmetic_on(self, device: ComputeDevice) -> Mapping[Precision, Arithmetic]:
+        """What a run proves on a device."""
+        return self.gpu_arithmetic if device.on_gpu and self.gpu_arithmetic is not None else self.arithmetic
 
     @property
     def runs_onnx(self) -> bool:
@@ -145,6 +155,8 @@ _INDUCTOR = (
     "AOTInductor on a CPU stores {} and computes what it fuses in float32: judged are the program, the rounded weights "
     "and the cache, and not the rounding of a target that computes in it"
 )
+_TORCH_GPU = everywhere(True, "PyTorch on the GPU, every operator in {}, without TF32")
+_ONNX_RUNTIME_GPU = everywhere(True, "ONNX Runtime's CUDA kernels, every operator in {}, without TF32")
 _ONNX_RUNTIME = {
     Precision.FP32: _FLOAT32,
     Precision.FP16: Arithmetic(
@@ -163,8 +175,8 @@ _ONNX_RUNTIME = {
 
 ONNXRUNTIME = Backend(
     "onnxruntime",
-    "blockexport.runtime.onnx_decoder:OnnxDecoder",
-    ("cpu",),
+    "blockexport.runtime.onnx_cuda_decoder:open_bundle",
+    (CPU_NAME, CUDA_NAME),
     _ONNX_RUNTIME,
     file=ONNX_FILE,
     graph=ONNX_FILE,
@@ -173,11 +185,12 @@ ONNXRUNTIME = Backend(
     cmake_option="BLOCKEXPORT_WITH_ONNXRUNTIME",
     rounds_activations=True,
     grows=True,
+    gpu_arithmetic=_ONNX_RUNTIME_GPU,
 )
 REPLAY = Backend(
     "replay",
     "blockexport.runtime.replay.replay_decoder:open_bundle",
-    ("cpu",),
+    (CPU_NAME,),
     _TORCH,
     file=ONNX_FILE,
     graph=ONNX_FILE,
@@ -187,22 +200,37 @@ ONNXRUNTIME_NONPAD, REPLAY_NONPAD = (
     replace(one, name=f"{one.name}-nonpad", file=NONPAD_FILE, graph=NONPAD_FILE, cmake_option=None)
     for one in (ONNXRUNTIME, REPLAY)
 )
-PT2 = Backend("pt2", "blockexport.runtime.pt2_decoder:Pt2Decoder", ("cpu",), _TORCH, file=PT2_FILE)
+PT2 = Backend(
+    "pt2",
+    "blockexport.runtime.pt2_decoder:Pt2Decoder",
+    (CPU_NAME, CUDA_NAME),
+    _TORCH,
+    file=PT2_FILE,
+    gpu_arithmetic=_TORCH_GPU,
+)
 AOTI = Backend(
     "aoti",
     "blockexport.runtime.aoti_decoder:AotiDecoder",
-    ("cpu",),
+    (CPU_NAME,),
     {**everywhere(False, _INDUCTOR), Precision.FP32: _FLOAT32},
     file=AOTI_FILE,
     cmake_option="BLOCKEXPORT_WITH_AOTI",
 )
-EAGER = Backend("eager", "blockexport.runtime.eager:open_bundle", ("cpu",), _TORCH, is_eager=True)
+EAGER = Backend(
+    "eager",
+    "blockexport.runtime.eager:open_bundle",
+    (CPU_NAME, CUDA_NAME),
+    _TORCH,
+    is_eager=True,
+    gpu_arithmetic=_TORCH_GPU,
+)
 ENGINES = tuple(
     Backend(
         name,
         "blockexport.runtime.tensorrt.trt_decoder:open_bundle",
-        ("cuda",),
+        (CUDA_NAME,),
         _ENGINE,
+        built_slots=True,
         graph=ONNX_FILE,
         library=Library(module, name),
         cmake_option=f"BLOCKEXPORT_WITH_{module.upper()}",
@@ -239,14 +267,27 @@ def usual_backend(precision: Precision, graph: str = ONNX_FILE) -> str:
     return next(one.name for one in BACKENDS if precision in one.judges and one.graph == graph)
 
 
-def require_judgeable(name: str, precision: Precision) -> Arithmetic:
-    """The arithmetic of a backend, where a run proves anything.
+def require_judgeable(name: str, precision: Precision, device: ComputeDevice = CPU) -> Arithmetic:
+    """The arithmetic of a backend on a device, where a run proves anything.
 
     Raises:
         UsageError: there is no such backend.
         NotJudgedError: it proves nothing, with the reason and the remedy.
     """
-    arithmetic = backend_named(name).arithmetic[precision]
+    arithmetic = backend_named(name).arithmetic_on(device)[precision]
     if not arithmetic.can_judge:
         raise NotJudgedError(arithmetic.note)
     return arithmetic
+
+
+def device_for(name: str, device: str) -> ComputeDevice:
+    """The device that a backend is to run on.
+
+    Raises:
+        UsageError: there is no such backend or device, or the backend does not run there.
+    """
+    record, wanted = backend_named(name), ComputeDevice.named(device)
+    if wanted.on_gpu and CUDA_NAME not in record.devices:
+        others = ", ".join(one.name for one in BACKENDS if CUDA_NAME in one.devices)
+        raise UsageError(f"--backend {name} does not run on {wanted}, which {others} do")
+    return wanted

@@ -18,6 +18,7 @@ from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import ArtifactError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.wording import plural
+from blockexport.runtime.compute_device import CPU, ComputeDevice
 from blockexport.runtime.decoder_inputs import check_rows, checked_inputs, checked_lengths, checked_positions
 
 
@@ -45,11 +46,13 @@ class Decoder(ABC):
         interface: what it takes and gives: dimensions, M, type and ends.
         foreign: what an artifact of another tool allows; None for this project's own.
         lengths_B: int64 [B], filled slots of each row.
+        device: where it computes; its caches lie there, and its outputs come back to the processor.
         most_slots: the largest M that its bundle can be opened with on this backend; None without a bundle.
     """
 
     interface: Interface
     foreign: Foreign | None = None
+    device: ComputeDevice = CPU
     most_slots: int | None = None
     lengths_B: torch.Tensor
     _past: list[torch.Tensor]
@@ -241,7 +244,7 @@ class Decoder(ABC):
 
     def _allocate(self, batch_size: int) -> None:
         """Make zeroed caches of `batch_size` rows."""
-        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype)
+        self._past = empty_cache(self.config, batch_size, self.max_sequence_length, self.dtype, self.device.torch)
 
     @abstractmethod
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.element_types import element_of
 from blockexport.models.interface import Interface
 from blockexport.runtime.backends import Opening
+from blockexport.runtime.compute_device import CPU, ComputeDevice
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.dequantised_checkpoint import DequantisedCheckpoint
 from blockexport.runtime.recorded_source import open_source
@@ -23,8 +24,8 @@ from blockexport.runtime.recorded_source import open_source
 class EagerDecoder(Decoder):
     """A `DecoderModel` with its cache; the type of the cache is that of the weights."""
 
-    def __init__(self, model: DecoderModel, max_sequence_length: int) -> None:
-        self.model = model.eval()
+    def __init__(self, model: DecoderModel, max_sequence_length: int, device: ComputeDevice = CPU) -> None:
+        self.model, self.device = model.eval().to(device.torch), device
         element = element_of(next(model.parameters()).dtype)
         self.interface = Interface(model.config, element, max_sequence_length, model.ends)
         self.reset()
@@ -32,8 +33,9 @@ class EagerDecoder(Decoder):
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             outputs: torch.Tensor
-            outputs, self._past = self.model(inputs, position_ids_BS, self._past)
-        return outputs
+            at = self.device.torch
+            outputs, self._past = self.model(inputs.to(at), position_ids_BS.to(at), self._past)
+        return outputs.to("cpu")
 
 
 def open_bundle(wanted: Opening) -> EagerDecoder:
@@ -57,4 +59,4 @@ def open_bundle(wanted: Opening) -> EagerDecoder:
         checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0, lora=lora)
     else:
         checkpoint = open_source(manifest, wanted.model)
-    return EagerDecoder(load_model(checkpoint, interface.dtype, slots, ends=interface.ends), slots)
+    return EagerDecoder(load_model(checkpoint, interface.dtype, slots, ends=interface.ends), slots, wanted.device)

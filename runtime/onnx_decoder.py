@@ -22,7 +22,15 @@ from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
-from blockexport.runtime.onnx_session import bind, lacks_memory, open_session, ort, require_shapes, session_options
+from blockexport.runtime.onnx_session import (
+    bind,
+    lacks_memory,
+    open_cuda_session,
+    open_session,
+    ort,
+    require_shapes,
+    session_options,
+)
 
 FIRST_SLOTS = 128  # bound at first, or M where that is less
 
@@ -50,13 +58,14 @@ class OnnxDecoder(Decoder):
     _bindings: dict[tuple[int, int], ort.IOBinding]
 
     def __init__(self, wanted: Opening) -> None:
-        self.interface = wanted.interface
+        self.interface, self.device = wanted.interface, wanted.device
         folder, manifest = wanted.folder, wanted.manifest
         graph = read_graph(folder, manifest, wanted.graph)
         check_artifact(folder, manifest, wanted.graph, wanted.verify)
         first = wanted.first_slots or (self.max_sequence_length if wanted.exact else FIRST_SLOTS)
         self._first_slots = min(first, self.max_sequence_length)
-        self._session = _session(wanted, graph, grows=self._first_slots < self.max_sequence_length)
+        grows = self._first_slots < self.max_sequence_length
+        self._session, self._records = _session(wanted, graph, grows=grows)
         self.reset()
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,10 +89,13 @@ class OnnxDecoder(Decoder):
         wanted = held
         while wanted < slots:
             wanted *= 2
-        more = min(wanted, self.max_sequence_length) - held
+        self._grow(min(wanted, self.max_sequence_length))
+        self._bindings = {}
+
+    def _grow(self, slots: int) -> None:
+        more = slots - self._past[0].shape[2]
         for i, past_BKMH in enumerate(self._past):  # one by one, so that no more than one is there twice
             self._past[i] = torch.nn.functional.pad(past_BKMH, (0, 0, 0, more))
-        self._bindings = {}
 
     def _binding(self) -> ort.IOBinding:
         """With the caches of all rows bound, or of those that are run alone; each made once."""
@@ -97,8 +109,8 @@ class OnnxDecoder(Decoder):
         layers = self.config.num_hidden_layers
         names = zip(io_names.past_names(layers), io_names.present_names(layers), self._past, strict=True)
         for past, present, buffer in names:
-            bind(binding.bind_input, past, buffer)
-            bind(binding.bind_output, present, buffer)
+            bind(binding.bind_input, past, buffer, self.device)
+            bind(binding.bind_output, present, buffer, self.device)
         return binding
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
@@ -121,7 +133,8 @@ class OnnxDecoder(Decoder):
         return output
 
 
-def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> ort.InferenceSession:
+def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> tuple[ort.InferenceSession, bool]:
+    """The session, and whether it records steps as CUDA graphs."""
     manifest, slots = wanted.manifest, wanted.interface.max_sequence_length
     options = session_options(wanted.threads)
     if wanted.low_memory:
@@ -138,7 +151,9 @@ def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> ort.Inf
     if slots != manifest.max_sequence_length or grows:
         model = graph.SerializeToString()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(wanted.folder))
-    return open_session(model, options, path, f"{REMEDY}.")
+    if wanted.device.on_gpu:
+        return open_cuda_session(model, options, path, f"{REMEDY}.", wanted.device)
+    return open_session(model, options, path, f"{REMEDY}."), False
 
 
 def failed_node(error: Exception) -> Exception:

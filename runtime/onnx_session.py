@@ -6,25 +6,34 @@ library is imported here only, behind it; a process that loaded it earlier is co
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from blockexport.models.element_types import element_of
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.regular_file import require_utf8
+from blockexport.runtime.compute_device import CPU, ComputeDevice
 from blockexport.runtime.decoder import require_shape
 from blockexport.runtime.threads import most_threads
 
-__all__ = ["bind", "open_session", "ort", "require_shapes", "session_options"]
+__all__ = ["bind", "open_cuda_session", "open_session", "ort", "require_shapes", "run_options", "session_options"]
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
 ort.disable_telemetry_events()
+
+CUDA_PROVIDER = "CUDAExecutionProvider"
+GRAPH_ID, NO_GRAPH = "gpu_graph_id", "-1"  # of a run: the CUDA graph that it records or launches, or none
 
 _NO_KERNEL = "Could not find an implementation"
 _ALL_OPERATORS = (1, 25)  # the first version with a kernel for TensorScatter in float32
@@ -57,10 +66,18 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     return options
 
 
-def bind(method: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
+def run_options(entries: Mapping[str, str]) -> ort.RunOptions:
+    """Options of a run."""
+    options = ort.RunOptions()
+    for key, value in entries.items():
+        options.add_run_config_entry(key, value)
+    return options
+
+
+def bind(method: Callable[..., None], name: str, tensor: torch.Tensor, device: ComputeDevice = CPU) -> None:
     """Bind a tensor. The binding holds an address and no reference: the caller keeps the tensor alive over the run."""
     # An ONNX element type names those that NumPy lacks.
-    method(name, "cpu", 0, element_of(tensor.dtype).onnx, tuple(tensor.shape), tensor.data_ptr())
+    method(name, device.kind, device.index, element_of(tensor.dtype).onnx, tuple(tensor.shape), tensor.data_ptr())
 
 
 def require_shapes(
@@ -90,14 +107,21 @@ def require_shapes(
         require_shape(name, value.shape(), tensor.shape, position_ids_BS)
 
 
-def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, remedy: str) -> ort.InferenceSession:
-    """A session on the CPU.
+def open_session(
+    model: str | bytes,
+    options: ort.SessionOptions,
+    path: Path,
+    remedy: str,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+) -> ort.InferenceSession:
+    """A session on the CPU, or on the first of `providers`.
 
     Args:
         model: the file's path, or its content.
         options: as `session_options` makes them.
         path: the file, for messages.
         remedy: what to do about a file that does not load, as a sentence.
+        providers: see there.
 
     Raises:
         NotJudgedError: this ONNX Runtime lacks an operator, a kernel or a version that the file needs.
@@ -106,7 +130,7 @@ def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, re
     """
     require_utf8(path)
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(model, options, providers=list(providers))
     except Exception as error:  # ONNX Runtime's exceptions share no public base class
         said = " ".join(str(error).split())
         if any(lack in said for lack in _LACKS):
@@ -116,6 +140,46 @@ def open_session(model: str | bytes, options: ort.SessionOptions, path: Path, re
         if lacks_memory(said):
             raise MemoryError(said) from error
         raise UsageError(f"ONNX Runtime {ort.__version__} does not load {path}: {said}. {remedy}") from error
+
+
+def open_cuda_session(
+    model: str | bytes, options: ort.SessionOptions, path: Path, remedy: str, device: ComputeDevice
+) -> tuple[ort.InferenceSession, bool]:
+    """A session on a GPU, and whether it can record runs as CUDA graphs: see `open_session`.
+
+    Raises:
+        UsageError: also where the CUDA provider is not there or does not load, with the library that is missing.
+    """
+    if (reason := cuda_missing()) is not None:
+        raise UsageError(f"ONNX Runtime {ort.__version__} does not run on {device}: {reason}")
+    chosen = {"device_id": str(device.index), "use_tf32": "0"}
+    for records in (True, False):
+        providers = [(CUDA_PROVIDER, {**chosen, "enable_cuda_graph": str(int(records))})]
+        try:
+            session = open_session(model, options, path, remedy, providers)
+            break
+        except UsageError as error:
+            if not records or "graph capture" not in str(error):
+                raise
+    if session.get_providers()[0] != CUDA_PROVIDER:
+        raise UsageError(f"ONNX Runtime {ort.__version__} does not run on {device}: its CUDA provider does not start")
+    return session, records
+
+
+@cache
+def cuda_missing() -> str | None:
+    """Why ONNX Runtime has no CUDA provider, with the remedy; None where it loads."""
+    if CUDA_PROVIDER not in ort.get_available_providers():
+        return "this build has no CUDA provider. pip uninstall -y onnxruntime, then pip install onnxruntime-gpu"
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+        ort.preload_dlls()  # those of the wheels that NVIDIA makes, and of PyTorch
+    folder = Path(ort.__file__).parent / "capi"
+    try:
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_cuda.so"))
+    except OSError as error:
+        return f"its CUDA provider does not load ({error}). Install what that library belongs to, of the same CUDA"
+    return None
 
 
 def lacks_memory(said: str) -> bool:

@@ -10,7 +10,8 @@ from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
-from blockexport.runtime.backends import ONNXRUNTIME, Opening, backend_named
+from blockexport.runtime.backends import ONNXRUNTIME, Opening, backend_named, device_for
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.decoder import Decoder
 
 
@@ -26,6 +27,7 @@ def open_decoder(
     verify: Verify = "sample",
     exact: bool = False,
     first_slots: int | None = None,
+    device: str = CPU_NAME,
 ) -> Decoder:
     """The decoder of the bundle in `folder`, with an empty cache of one row.
 
@@ -46,17 +48,19 @@ def open_decoder(
             fast, for an error of about 0.6 % of each product. And there are as many slots as the context needs.
         first_slots: slots of each row that a cache has at first, where it grows (onnxruntime); by default 128, or all M
             with `exact`.
+        device: `cpu`, or `cuda:N` for a GPU (onnxruntime, eager, pt2; an engine runs on its GPU without being told).
 
     Raises:
-        UsageError: no such backend, no such bundle, a damaged artifact, a file that is not the one the manifest lists.
+        UsageError: no such backend or device, a backend that does not run there, no such bundle, a damaged artifact, a
+            file that is not the one the manifest lists.
     """
     if verify not in get_args(Verify):
         raise UsageError(f"verify is {verify!r}: there are {', '.join(get_args(Verify))}")
     folder, slots = Path(folder), whole("max_sequence_length", max_sequence_length, least=1)
     first = whole("first_slots", first_slots, least=1)
+    record, at = backend_named(backend), device_for(backend, device)
     manifest = read_manifest(folder)
-    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify, exact, first)
-    decoder = backend_named(backend).open(wanted)
-    fixed = "cuda" in backend_named(backend).devices  # an engine has the slots it was built with
-    decoder.most_slots = decoder.max_sequence_length if fixed else manifest.rope_table_rows
+    wanted = Opening(backend, folder, manifest, slots, model, low_memory, threads, verify, exact, first, at)
+    decoder = record.open(wanted)
+    decoder.most_slots = decoder.max_sequence_length if record.built_slots else manifest.rope_table_rows
     return decoder

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from blockexport.export.bundle.check_graph import read_graph
 from blockexport.export.bundle.file_check import check_artifact
@@ -35,14 +36,18 @@ class Pt2Decoder(Decoder):
         check_artifact(folder, manifest, PT2_FILE, "nothing" if verify == "nothing" else "whole")
         program = _load(path)
         _check_interface(path, program, manifest)
+        self.device = wanted.device
+        if self.device.on_gpu:
+            program = move_to_device_pass(program, str(self.device))
         self._program = program.module()
         self.reset()
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            outputs, self._past = self._program(inputs, position_ids_BS.contiguous(), self._past)
+            at = self.device.torch
+            outputs, self._past = self._program(inputs.to(at), position_ids_BS.contiguous().to(at), self._past)
         result: torch.Tensor = outputs
-        return result
+        return result.to("cpu")
 
 
 def _load(path: Path) -> torch.export.ExportedProgram:

@@ -89,6 +89,7 @@ LIGHT_OF_OURS = {
     "blockexport.models.quantisation",
     "blockexport.models.quantised_matrix",
     "blockexport.runtime.backends",
+    "blockexport.runtime.compute_device",
     "blockexport.runtime.threads",
     "blockexport.cpp_project",
 }

@@ -39,11 +39,15 @@ def visible_slots(position_ids_BS: torch.Tensor, slots_M: torch.Tensor, window: 
 
 
 def empty_cache(
-    config: ModelConfig, batch_size: int, max_sequence_length: int, dtype: torch.dtype
+    config: ModelConfig,
+    batch_size: int,
+    max_sequence_length: int,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> list[torch.Tensor]:
     """2L zeroed tensors [B, K, M, H], in the order of `io_names.past_names`.
 
     Zeros and not uninitialised memory: a masked slot that holds NaN would still poison the sum (0 x NaN).
     """
     shape = (batch_size, config.num_key_value_heads, max_sequence_length, config.head_dim)
-    return [torch.zeros(shape, dtype=dtype) for _ in range(2 * config.num_hidden_layers)]
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_hidden_layers)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blockexport.models.roofline import Footprint
+from blockexport.runtime.compute_device import CPU_NAME
 
 SHORT, LONG = 64, 1024  # tokens of the contexts that are measured where none is named
 
@@ -43,6 +44,7 @@ class OpenedAs:
     model: str | None = None
     exact: bool = False
     low_memory: bool = False
+    device: str = CPU_NAME
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class BundleRunner(SteppingRunner):
             model=side.opened.model,
             low_memory=side.opened.low_memory,
             exact=side.opened.exact,
+            device=side.opened.device,
             threads=self.plan.threads,
         )
 

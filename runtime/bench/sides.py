@@ -20,7 +20,7 @@ from blockexport.models.interface import Interface
 from blockexport.models.quantisation import Quantisation
 from blockexport.models.regular_file import is_anything, read_json_object
 from blockexport.models.roofline import Footprint
-from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named, backend_names
+from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named, backend_names, device_for
 from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, OpenedAs, Side, slots_needed
 from blockexport.runtime.decoder_inputs import check_rows
 from blockexport.runtime.open import open_decoder
@@ -45,7 +45,8 @@ def bundle_side(folder: Path, backend: str, opened: OpenedAs | None = None) -> S
     match record:
         case Backend(library=Library(module=module) as needed) if not needed.versions():
             raise ModuleNotFoundError(name=module)
-    if "cuda" in record.devices and not torch.cuda.is_available():
+    device = device_for(backend, opened.device)
+    if record.built_slots and not torch.cuda.is_available():
         open_decoder(folder, backend)  # says why it cannot, before others are measured in vain
     return Side(
         name=f"{backend} {folder}",
@@ -56,7 +57,7 @@ def bundle_side(folder: Path, backend: str, opened: OpenedAs | None = None) -> S
         backend=backend,
         max_sequence_length=opened.max_sequence_length,
         opened=opened,
-        device=record.devices[0],
+        device=record.devices[0] if record.built_slots else str(device),
         element=manifest.precision.element.name,
         footprint=_footprint(folder, manifest, record, opened),
         notes=_bundle_notes(manifest, record, opened),
@@ -89,7 +90,7 @@ def other_side(named: str, ours: Side) -> Side:
         return _llama_side(path, ours)
     if kind == CPP:
         return _cpp_side(path, ours)
-    also = OpenedAs(exact=ours.opened.exact, low_memory=ours.opened.low_memory)
+    also = OpenedAs(exact=ours.opened.exact, low_memory=ours.opened.low_memory, device=ours.opened.device)
     return bundle_side(path, kind or ours.backend or ONNXRUNTIME.name, also)
 
 

@@ -7,13 +7,22 @@ from pathlib import Path
 from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import backend_named
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from blockexport.runtime.text.speculation import NGRAM, Draft, ModelDraft, NgramDraft
 
 
-def open_draft(name: str, decoder: Decoder, tokenizer: BundleTokenizer, backend: str, *, exact: bool = False) -> Draft:
+def open_draft(
+    name: str,
+    decoder: Decoder,
+    tokenizer: BundleTokenizer,
+    backend: str,
+    *,
+    exact: bool = False,
+    device: str = CPU_NAME,
+) -> Draft:
     """What proposes tokens to `decoder`.
 
     Args:
@@ -22,6 +31,7 @@ def open_draft(name: str, decoder: Decoder, tokenizer: BundleTokenizer, backend:
         tokenizer: its tokenizer.
         backend: what runs the bundle.
         exact: as for `open_decoder`.
+        device: likewise.
 
     Raises:
         UsageError: the folder is not a bundle, cannot be run on the backend, or has another vocabulary.
@@ -36,6 +46,6 @@ def open_draft(name: str, decoder: Decoder, tokenizer: BundleTokenizer, backend:
             f"the draft {folder} has another vocabulary than the model: the token {difference}. Use a smaller model of "
             "the same family and tokenizer, or --draft ngram"
         )
-    built_in = "cuda" in backend_named(backend).devices  # an engine has the slots it was built with
-    slots = None if built_in else min(decoder.max_sequence_length, manifest.rope_table_rows)
-    return ModelDraft(open_decoder(folder, backend, max_sequence_length=slots, exact=exact), decoder.config.vocab_size)
+    slots = None if backend_named(backend).built_slots else min(decoder.max_sequence_length, manifest.rope_table_rows)
+    drafting = open_decoder(folder, backend, max_sequence_length=slots, exact=exact, device=device)
+    return ModelDraft(drafting, decoder.config.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -96,6 +97,35 @@ def test_each_precision_has_one_usual_judge() -> None:
     for precision, graph in itertools.product(Precision, GRAPHS):
         assert sum(precision in one.judges and one.graph == graph for one in BACKENDS) == 1
         assert backend_named(usual_backend(precision, graph)).arithmetic[precision].can_judge
+
+
+@pytest.mark.parametrize("command", ["compare", "selftest", "generate", "bench"])
+def test_a_gpu_that_is_not_there_is_said_at_once(
+    command: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = [command, str(bundle), *(["Once"] if command == "generate" else [])]
+    for device, said in (
+        ("cuda:1", "--device cuda:1: there is no GPU that torch can use (torch is a C"),
+        ("gpu", "--device 'gpu' is no device: give cpu, cuda or cuda:N"),
+        ("cpu:0", "is no device"),
+    ):
+        assert main([*words, "--device", device]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_backend_without_a_gpu_refuses_one(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert main(["selftest", str(bundle), "--backend", "replay", "--device", "cuda"]) == 2
+    assert "--backend replay does not run on cuda:0, which onnxruntime, " in capsys.readouterr().err
+    assert main(["selftest", str(bundle), "--device", "cuda:1"]) == 2
+    assert "this machine has 1 of them" in capsys.readouterr().err
+    if "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
+        assert main(["selftest", str(bundle), "--device", "cuda"]) == 2
+        assert "this build has no CUDA provider" in capsys.readouterr().err
 
 
 def test_no_other_file_spells_a_backends_name() -> None:

@@ -1,0 +1,103 @@
+"""What ONNX Runtime's CUDA provider makes of a bundle, without a GPU: where nodes go, which attention kernel they get,
+and that each step becomes a CUDA graph.
+
+The provider is the one of the wheel onnxruntime-gpu, unpacked and put before the onnxruntime that is installed.
+BLOCKEXPORT_WHEELS names a folder that has it; without one, pip fetches it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from blockexport.models.attention_forms import AttentionForms
+from blockexport.models.precision import Precision
+from tests.cuda_stubs import build_stubs, placements
+from tests.exported import export, random_model
+from tests.made_once import MadeOnce
+from tests.support import REPOSITORY
+
+WHEEL = "onnxruntime-gpu==1.31.1"
+SHAPES = {"Concat", "Squeeze", "Add", "Gather", "Slice"}  # of numbers that are computed on the processor anyway
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("readelf") is None, reason="no gcc and binutils"),
+]
+
+
+@pytest.fixture(scope="module")
+def provider(made_once: MadeOnce) -> Path:
+    """The folder with onnxruntime-gpu, and the stubs in `stubs`."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        wheels = Path(os.environ.get("BLOCKEXPORT_WHEELS", folder / "wheels"))
+        if not list(wheels.glob("onnxruntime_gpu-*.whl")):
+            asked = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", WHEEL, "-d", str(wheels)]
+            done = subprocess.run(asked, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"{WHEEL} cannot be had here: {done.stderr.strip()[-200:]}")
+        with zipfile.ZipFile(next(wheels.glob("onnxruntime_gpu-*.whl"))) as wheel:
+            wheel.extractall(folder)
+        build_stubs(folder / "onnxruntime/capi/libonnxruntime_providers_cuda.so", folder / "stubs")
+
+    return made_once.path("onnxruntime-gpu", make)
+
+
+@pytest.fixture(scope="module", params=list(Precision))
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stubs") / str(request.param)
+    model = random_model(head_dim=16, sliding_window=None, layer_types=())
+    export(model, folder, request.param, slots=32, attention=AttentionForms.BOTH)
+    return folder
+
+
+def _run(provider: Path, bundle: Path, backend: str, capability: str) -> tuple[str, str]:
+    variables = {
+        "PYTHONPATH": f"{provider}{os.pathsep}{REPOSITORY}",
+        "LD_LIBRARY_PATH": str(provider / "stubs"),
+        "STUB_CAPABILITY": capability,
+    }
+    command = [sys.executable, "-P", "-m", "tests.cuda_stub_run", str(bundle), backend]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+@pytest.mark.parametrize("form", ["", "-nonpad"])
+def test_kernel_placement_and_graphs(provider: Path, bundle: Path, form: str, capability: str) -> None:
+    told, log = _run(provider, bundle, f"onnxruntime{form}", capability)
+    kernels = set(re.findall(r"Attention: using ([\w ]+?) (?:Attention|path) \(", log))
+    if bundle.name == "fp32":
+        assert kernels == {"unified unfused"}
+    else:
+        assert kernels == ({"Flash"} if form else {"Memory Efficient"})
+    placed = placements(log)
+    assert set(placed) == {"CUDA", "CPU"}
+    assert set(placed["CPU"]) <= SHAPES and len(placed["CPU"]) < 8 < len(placed["CUDA"])
+    assert placed["CUDA"].count("Attention") == 3 and placed["CUDA"].count("TensorScatter") == 6
+    assert not [name for name in placed["CUDA"] if name.startswith("Memcpy")]
+    # A graph for 8, 16 and 32 slots, and others for other rows; each recorded once, and launched from then on.
+    assert told == "graphs [4, 5, 6] True\nslots 32\n"
+    replays = re.findall(r"Replaying CUDA graph .* cuda_graph_annotation_id (\d+)", log)
+    assert sorted(set(replays)) == list("123456")
+    assert len(replays) >= 3 * 15 - 6
+
+
+def test_a_library_that_is_missing_is_named(provider: Path, bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(provider / "stubs", tmp_path / "stubs")
+    (tmp_path / "stubs" / "libcurand.so.10").unlink()
+    code = "from blockexport.runtime.onnx_session import cuda_missing; print(cuda_missing())"
+    variables = {"PYTHONPATH": str(provider), "LD_LIBRARY_PATH": str(tmp_path / "stubs")}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert "libcurand.so.10: cannot open shared object file" in done.stdout, done.stderr
