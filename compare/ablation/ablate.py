@@ -134,6 +134,7 @@ def ablate(
 
     Raises:
         UsageError: a text that is too short, an unknown swap, an output that holds something else.
+        NotJudgedError: a model that is too wide for the rate it is trained with.
     """
     seeds, steps = whole("seeds", seeds, least=LEAST_SEEDS), whole("steps", steps, least=1)
     start = baseline(whole("size", size, least=1), CONTEXT)

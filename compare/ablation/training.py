@@ -18,6 +18,7 @@ from blockexport.models.block.block import Block
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.block.rope import table_names
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.errors import NotJudgedError
 from blockexport.models.wording import plural
 
 CONTEXT = 128  # bytes that a model sees at most
@@ -139,6 +140,9 @@ def train(
         seed: of the weights and the order of the data.
         steps: at least one.
         stepped: called after each.
+
+    Raises:
+        NotJudgedError: the losses are no longer finite.
     """
     model = initial_model(config, seed)
     groups = [
@@ -174,6 +178,11 @@ def _look(
     with torch.no_grad():
         costs_WC = bits(model, text.held_out_WC)
     held_out = costs_WC.mean().item()
+    if not math.isfinite(held_out):
+        raise NotJudgedError(
+            f"after step {step} of a model {model.config.hidden_size} wide its loss is {held_out}: a rate of "
+            f"{LEARNING_RATE:g} is too high for it. Choose a smaller --size"
+        )
     lowest = min((look.held_out for look in looks), default=math.inf)
     looks.append(Look(step, sum(since) / len(since) if since else held_out, held_out))
     since.clear()

@@ -42,6 +42,24 @@ def test_a_table_conclusions_and_a_checkpoint_that_passes(
     assert main(["generate", str(bundle), "The", "--max-new-tokens", "3", "--quiet"]) == 0
 
 
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of each side of each swap."""
+    folder = tmp_path_factory.mktemp("ablation")
+    (folder / "text.txt").write_bytes((REPOSITORY / "LICENSE").read_bytes()[:3000])
+    assert main(["ablate", str(folder / "text.txt"), "-o", str(folder / "out"), "--swaps", "all", *TINY]) == 0
+    return folder / "out"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["baseline", *SWAPS])
+def test_every_checkpoint_passes_as_onnx_and_is_built_as_an_engine(every: Path, tmp_path: Path, name: str) -> None:
+    model, bundle = str(every / f"{name}-seed1"), str(tmp_path / "bundle")
+    target = ["--backend", "tensorrt-rtx", "--compute-capability", "8.9", "--fp32"]
+    assert main(["trt", model, "-o", bundle, "--max-sequence-length", "64", *target, "--quiet"]) == 0
+    assert main(["compare", bundle, "--quiet"]) == 0
+
+
 def test_the_help_lists_every_swap() -> None:
     (option,) = (one for one in command("ablate").params if one.name == "swaps")
     assert f": {', '.join(SWAPS)}. Default" in str(option.help)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blockexport.compare.ablation import training
 from blockexport.compare.ablation.swaps import SWAPS, baseline, pairings
 from blockexport.compare.ablation.training import (
     CONTEXT,
@@ -16,6 +17,7 @@ from blockexport.compare.ablation.training import (
     train,
 )
 from blockexport.models.block.cache import empty_cache
+from blockexport.models.errors import NotJudgedError
 
 TEXT = b"".join(b"%d times seven is %d.\n" % (i, 7 * i) for i in range(150))
 
@@ -68,6 +70,12 @@ def test_the_weights_are_those_of_the_best_look() -> None:
     assert trained.best == 0 and trained.looks[-1].held_out > trained.looks[0].held_out + 0.03
     untrained = dict(initial_model(baseline(24, CONTEXT), 0).named_parameters())
     assert all(torch.equal(weight, untrained[name]) for name, weight in trained.weights.items())
+
+
+def test_a_loss_that_is_not_finite_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LEARNING_RATE", 1e30)
+    with pytest.raises(NotJudgedError, match=r"of a model 24 wide its loss is (nan|inf): a rate of 1e\+30 is too high"):
+        train(baseline(24, CONTEXT), split_text([TEXT]), 0, 4)
 
 
 def test_the_last_fifth_of_each_text_is_held_out() -> None:
