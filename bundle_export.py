@@ -304,6 +304,7 @@ def _settle(stage: Stage, manifest: Manifest, reports: Mapping[str, Report], not
     from blockexport.export.bundle.golden_file import write_golden
     from blockexport.export.bundle.manifest import ONNX_FILE
     from blockexport.export.bundle.own_verdict import REPORT_FOLDERS
+    from blockexport.export.bundle.sbom import with_sbom
     from blockexport.export.output.disk import space_errors
 
     for graph, report in reports.items():
@@ -314,6 +315,7 @@ def _settle(stage: Stage, manifest: Manifest, reports: Mapping[str, Report], not
                 names.append(write_golden(stage.folder, report.golden))
         made_from = {name: manifest.files[name].sha256 for name in (graph, *manifest.files[graph].made_from)}
         manifest = replace(manifest, files={**manifest.files, **file_entries(stage.folder, names, made_from)})
+    manifest = with_sbom(stage.folder, manifest)
     bad = next((report for report in reports.values() if report.verdict is Verdict.FAIL), None)
     if bad is not None:
         return ExportedBundle(stage.reject(manifest), manifest, bad)

@@ -16,6 +16,7 @@ from blockexport.compare.core.position_plan import make_plan
 from blockexport.compare.core.tokens import choose_tokens
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.own_verdict import REPORT
+from blockexport.export.output.ownership import SBOM
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
@@ -150,8 +151,9 @@ def _different(about: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _files(ours: Manifest, theirs: Manifest) -> Iterator[Difference]:
-    """Files other than graph and weights, which are looked into."""
-    looked_into = {ONNX_FILE, *ours.files[ONNX_FILE].made_from, *theirs.files[ONNX_FILE].made_from}
+    """Files other than graph and weights, which are looked into, and the bill of materials, which repeats the
+    manifest."""
+    looked_into = {SBOM, ONNX_FILE, *ours.files[ONNX_FILE].made_from, *theirs.files[ONNX_FILE].made_from}
     hashes = [{n: entry.sha256 for n, entry in m.files.items() if n not in looked_into} for m in (ours, theirs)]
     return _different("file", *hashes)
 

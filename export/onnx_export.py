@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx_ir as ir
@@ -48,7 +48,9 @@ from blockexport.models.quantisation import Quantisation
 from blockexport.models.quantised_matrix import CODES, ZERO_POINTS
 
 Note = Callable[[str], None]
-_TOOLS = ("blockexport", "torch", "onnx", "onnx-ir")  # whose code shapes an artifact
+_TOOLS = ("blockexport", "torch", "onnx", "onnx-ir", "ml-dtypes", "numpy", "safetensors", "gguf", "tokenizers")
+"""Whose code shapes an artifact."""
+_JUDGES = ("onnxruntime", "onnxruntime-gpu")  # one of them, if any
 
 
 def export_onnx(
@@ -204,8 +206,16 @@ def _manifest(
         weights_digest=combined_digest(sha256 for _, sha256 in sorted(weights.files.items())),
         files=dict(sorted(files.items())),
         conversion=weights.report.to_json(),
-        tools={name: version(name) for name in _TOOLS},
+        tools=dict(_versions()),
     )
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in (*_TOOLS, *_JUDGES):
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            assert name in _JUDGES
 
 
 def _port(value: ir.Value) -> Port:

@@ -21,6 +21,7 @@ from blockexport.export.bundle.file_check import check_artifact, file_entry
 from blockexport.export.bundle.golden_file import GOLDEN_FILE, read_golden
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.own_verdict import PARITY, require_not_bad
+from blockexport.export.bundle.sbom import with_sbom
 from blockexport.export.bundle.stage import addition, staged
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.models.errors import UsageError
@@ -94,7 +95,7 @@ def redeclare(
         written = _write(bundle, manifest, max_sequence_length, stage.folder)
         entries = {name: file_entry(path) for name, path in written.items()}
         now = replace(manifest, files={**manifest.files, **entries})
-        changed = _updated(now, manifest, max_sequence_length, written, dropped)
+        changed = with_sbom(stage.folder, _updated(now, manifest, max_sequence_length, written, dropped))
         stage.seal(changed)
     return Redeclared(changed, dropped)
 

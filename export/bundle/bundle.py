@@ -8,8 +8,10 @@ from pathlib import Path
 
 from blockexport.export.bundle.file_check import changed_sources, file_entry
 from blockexport.export.bundle.manifest import MANIFEST, FileEntry, Manifest, read_manifest
+from blockexport.export.bundle.sbom import with_sbom
 from blockexport.export.output.atomic_write import locked, partial_file, rename_together
 from blockexport.export.output.disk import disk_errors
+from blockexport.export.output.ownership import SBOM
 from blockexport.models.errors import UsageError
 
 
@@ -55,8 +57,9 @@ def add_files(
             )
         updated = change(replace(manifest, files={**manifest.files, **entries}))
         places = [folder / name for name in files]
-        with disk_errors(folder), partial_file(folder / MANIFEST) as beside:
+        with disk_errors(folder), partial_file(folder / SBOM) as bill, partial_file(folder / MANIFEST) as beside:
+            updated = with_sbom(folder, updated, bill.name)
             beside.write_bytes(updated.to_bytes())
-            moves = [*zip(files.values(), places, strict=True), (beside, folder / MANIFEST)]
+            moves = [*zip(files.values(), places, strict=True), (bill, folder / SBOM), (beside, folder / MANIFEST)]
             rename_together(folder, moves, [folder / name for name in removed])
     return updated
