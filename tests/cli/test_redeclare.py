@@ -57,7 +57,7 @@ def test_a_copy_with_more_slots(made: Path, tmp_path: Path, slots: int) -> None:
     assert snapshot(made) == before
     assert main(["selftest", str(tmp_path / "copy"), "--quiet"]) == 0
     runs_with(tmp_path / "copy", slots)
-    changed = {"model.onnx", "genai_config.json", "manifest.json"}
+    changed = {"model.onnx", "genai_config.json", "manifest.json", "sbom.cdx.json"}
     after = snapshot(tmp_path / "copy")
     assert {name for name in before if after.get(name) != before[name]} == changed | {
         name for name in before if name.startswith("parity/")
@@ -77,7 +77,7 @@ def test_in_place_and_back_again(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["left_out"] == []
     before = snapshot(made)
     for name, content in snapshot(bundle).items():
-        if name not in ("model.onnx", "manifest.json"):
+        if name not in ("model.onnx", "manifest.json", "sbom.cdx.json"):
             assert content == before[name], name
 
 
