@@ -44,6 +44,7 @@ LIBRARIES = (
 HIDDEN_ALLOWED = "was left by a process"
 REPORT = ("report.json", "report.md", "report.html")
 DISK = 20 << 20
+FIRST_GUESS = 2.0  # seconds that a command takes; from then on, what it took when it was let through
 
 
 @dataclass(frozen=True)
@@ -146,23 +147,23 @@ class Run:
 
     def through(self, name: str, arguments: list[str]) -> None:
         """Let a command end."""
-        process = self.begin(arguments)
+        began, process = time.monotonic(), self.begin(arguments)
         process.wait()
+        self.seconds[name] = time.monotonic() - began
         if process.code != 0:
             self.faults.append(f"{name} ended with {process.code}: {process.said()}")
 
-    def learn(self) -> None:
-        """How long each command takes, and what its reports hold."""
+    def prepare(self) -> None:
+        """What the commands change, and what reports may hold."""
         for name in self.kinds:
             kind = KINDS[name]
             if kind.before:
                 self.through(name, kind.before.split())
-            for form in range(2):
-                began = time.monotonic()
-                self.through(name, kind.arguments(form))
-                self.seconds[name] = time.monotonic() - began
-                if name == "report":
+            if name == "report":
+                for form in range(2):
+                    self.through(name, kind.arguments(form))
                     self.reports.append(self.report())
+            self.seconds[name] = FIRST_GUESS
 
     def report(self) -> dict[str, bytes]:
         """The files of the report."""
@@ -177,9 +178,12 @@ class Run:
             self.look(name, "let through", whole=True)
             return
         process = self.begin(arguments)
-        if not process.wait(self.moment(name)):
+        moment = self.moment(name)
+        if not process.wait(moment):
             process.kill()
             process.wait()
+        elif moment > FIRST_GUESS:
+            self.seconds[name] = moment / 1.05
         self.look(name, "killed" if process.code == -signal.SIGKILL else f"ended with {process.code}")
 
     def drawn(self) -> tuple[str, list[str]]:
@@ -271,7 +275,7 @@ def main() -> int:
     kinds = [kind for kind in asked.only if kind != "trt" or find_spec("tensorrt_rtx") is not None]
     with place_to_work(small=asked.full_disk) as folder:
         run = Run(folder, kinds, asked.seed)
-        run.learn()
+        run.prepare()
         for number in range(asked.count):
             run.fill_once(number) if asked.full_disk else run.once(number)
             print(f"\r{number + 1} of {asked.count}, {len(run.faults)} faults", end="", file=sys.stderr, flush=True)
