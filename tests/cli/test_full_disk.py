@@ -159,6 +159,28 @@ def test_the_compilers_own_folder_fills_up(
     assert {path.name for path in tmp_path.iterdir()} == {"b", "disk"}
 
 
+def test_a_disk_that_may_only_be_read(disk: Callable[[int], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    place = disk(4000)
+    assert main(["onnx", "tiny", "-o", str(place / "b"), "-M", "64", "--no-compare", "--quiet"]) == 0
+    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+    before = {path.name: path.read_bytes() for path in (place / "b").iterdir()}
+    bundle, target = str(place / "b"), ("--backend", "tensorrt-rtx", "--compute-capability", "8.9")
+    for arguments in (
+        ("onnx", "tiny", "-o", str(place / "new"), "--no-compare"),
+        ("onnx", "tiny", "-o", bundle, "--force", "--no-compare"),
+        ("redeclare", bundle, "-M", "65"),
+        ("trt", bundle, *target),
+        ("compare", bundle, "--check", "prefill", "--report", str(place / "report")),
+    ):
+        capfd.readouterr()
+        assert main([*arguments, "--quiet"]) == 2, arguments
+        said = capfd.readouterr().err
+        assert "Read-only file system" in said and said.count("\n") == 1
+    assert main(["verify", bundle, "--quiet"]) == main(["redeclare", bundle, "-M", "64", "--quiet"]) == 0
+    assert {path.name: path.read_bytes() for path in (place / "b").iterdir()} == before
+    assert [path.name for path in place.iterdir()] == ["b"]
+
+
 def test_a_cpp_project(disk: Callable[[int], Path]) -> None:
     place = disk(8)  # less than its files need
     with pytest.raises(UsageError, match="no space was left"):
