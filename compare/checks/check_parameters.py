@@ -145,10 +145,9 @@ def _first(wrong: Mapping[str, str]) -> list[str]:
 
 
 def _expected_count(context: CheckContext) -> int:
-    config = context.config
-    ends = 1 if config.tie_word_embeddings else 2
-    without = ends * config.vocab_size * config.hidden_size if context.decoder.headless else 0
-    return count_parameters(config).total - without
+    config, counted = context.config, count_parameters(context.config)
+    ends = config.vocab_size * config.hidden_size + counted.head  # positions that were learned stay
+    return counted.total - (ends if context.decoder.headless else 0)
 
 
 def _wrong_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:

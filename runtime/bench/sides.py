@@ -244,7 +244,7 @@ def _footprint(folder: Path, manifest: Manifest, backend: Backend, opened: Opene
     if manifest.quantisation is None or not _dequantises(backend, opened):
         return Footprint(config, _read_bytes(folder, manifest), itemsize)
     counted = count_parameters(config)
-    ends = 0 if manifest.headless else counted.head or counted.embedding
+    ends = 0 if manifest.headless else config.vocab_size * (config.hidden_size + config.head_bias)
     return Footprint(config, (counted.blocks + counted.final_norm + ends) * itemsize, itemsize)
 
 

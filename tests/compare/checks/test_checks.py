@@ -206,6 +206,16 @@ def test_parameters_are_also_held_against_the_arithmetic(
     assert failed(report) == {"parameters"} and "by the arithmetic" in report.checks[0].message
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_headless_model_lacks_the_bias_of_its_head_and_keeps_its_positions(tied: bool) -> None:
+    config = replace(TINY, head_bias=True, learned_positions=True, tie_word_embeddings=tied)
+    checkpoint = random_checkpoint(config)
+    decoder = EagerDecoder(eager_model(checkpoint, headless=True), M)
+    shapes = expected_tensors(config, Ends.of(headless=True))
+    chosen = options(checkpoint, checks=("parameters",), weights=lambda: ArtifactWeights(shapes))
+    assert judge(decoder, checkpoint, chosen).verdict is Verdict.PASS
+
+
 def test_weights_of_another_model_fail(tiny: Checkpoint, eager: Callable[..., EagerDecoder]) -> None:
     other = random_checkpoint(TINY, seed=1)
     assert failed(judge(eager(other, M), tiny, options(tiny))) >= {"prefill", "decode", "last-slot", "batch", "greedy"}
