@@ -10,9 +10,9 @@ from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Sou
 from blockexport.models.checkpoints.fused_tensors import Storage, taken_apart
 from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
+from blockexport.models.checkpoints.size_keys import SizeKeys
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
-from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.formats.config_hf import read_hf_config
@@ -58,7 +58,7 @@ class SafetensorsCheckpoint(Checkpoint):
         found, self._packed = unpacked.entries, unpacked.matrices
         self.notes = (*notes, *spelled.notes, *unpacked.notes)
         self.entries: Mapping[str, TensorEntry] = needed_entries(
-            found, self.config, where, assumed=_assumed(content, self.config)
+            found, self.config, where, keys=SizeKeys(self.config, family.keys, _unstated(content))
         )
         if self.config.tie_word_embeddings and OUTPUT_HEAD in found:
             _check_tied_head(found[EMBEDDING], found[OUTPUT_HEAD])
@@ -100,10 +100,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return codes_of(self._packed[name], scheme, str(self.folder))
 
 
-def _assumed(content: Mapping[str, Any], config: ModelConfig) -> str:
-    """The sizes of attention that a config.json does not state, as they were taken; empty where it states them."""
-    keys = [key for key in ("num_key_value_heads", "head_dim") if content.get(key) is None]
-    return " and ".join(f"{key} = {getattr(config, key)}" for key in keys)
+def _unstated(content: Mapping[str, Any]) -> frozenset[str]:
+    """The sizes of attention that a config.json does not state."""
+    return frozenset(key for key in ("num_key_value_heads", "head_dim") if content.get(key) is None)
 
 
 def _check_tied_head(embedding: TensorEntry, head: TensorEntry) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from blockexport.models.checkpoints.checkpoint import TensorEntry
+from blockexport.models.checkpoints.size_keys import SizeKeys
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.errors import UsageError
@@ -21,6 +22,8 @@ POSITIONS = "model.embed_positions.weight"
 OUTPUT_HEAD = "lm_head.weight"
 OUTPUT_BIAS = "lm_head.bias"
 FINAL_NORM = "model.norm.weight"
+
+_OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 FLOAT_TYPES = tuple(one.safetensors for one in ELEMENT_TYPES if one.is_float)
 
@@ -137,7 +140,7 @@ def needed_entries(
     config: ModelConfig,
     where: str,
     described_by: str = "config.json",
-    assumed: str = "",
+    keys: SizeKeys | None = None,
 ) -> dict[str, TensorEntry]:
     """The entries the model uses, in the order of `expected_tensors`, after checking all of `found`.
 
@@ -148,7 +151,7 @@ def needed_entries(
         config: what it should hold.
         where: the checkpoint, for messages.
         described_by: what the config was read from, for messages.
-        assumed: sizes of attention that it does not state, for messages.
+        keys: that the config was read from, for messages; None: they are called otherwise.
 
     Raises:
         UsageError: a tensor is missing, unknown, or of the wrong shape or type.
@@ -161,9 +164,12 @@ def needed_entries(
     if missing or unknown:
         stored = [found[name].stored_name or name for name in unknown]
         copies = _copies(stored, missing, expected)
-        raise UsageError(_mismatch(missing, stored, copies, where, described_by, expected))
+        depth = _other_depth(missing, unknown, config)
+        if depth and keys is not None:
+            described_by = f"{keys.told('num_hidden_layers')} in {described_by}"
+        raise UsageError(_mismatch(missing, stored, copies, where, described_by, expected, depth))
     for name, shape in expected.items():
-        _check_entry(found[name], shape, where, assumed)
+        _check_entry(found[name], shape, where, keys)
     return {name: found[name] for name in expected}
 
 
@@ -171,10 +177,21 @@ def _may_be_extra(name: str, config: ModelConfig) -> bool:
     return any(pattern.fullmatch(name) for pattern in HARMLESS) or (name == OUTPUT_HEAD and config.tie_word_embeddings)
 
 
-def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str, assumed: str) -> None:
+def _other_depth(missing: list[str], unknown: list[str], config: ModelConfig) -> str:
+    """What is said of a checkpoint that has more layers than its config says, or fewer; empty where it is something
+    else."""
+    layers = [int(found[1]) if (found := _OF_LAYER.match(name)) else -1 for name in missing or unknown]
+    if missing and not unknown and config.num_hidden_layers - 1 in layers and 0 not in layers:
+        return "It has fewer layers than its config: it is not whole, or its config is another model's"
+    if unknown and not missing and min(layers) >= config.num_hidden_layers:
+        return "It has more layers than its config, and leaving them out would change the model"
+    return ""
+
+
+def _check_entry(entry: TensorEntry, shape: tuple[int, ...], where: str, keys: SizeKeys | None) -> None:
     name = entry.stored_name or entry.name
     if entry.shape != shape:
-        by = f", by {assumed}, which it does not state" if assumed and ".self_attn." in name else ""
+        by = f", by {said}" if keys is not None and (said := keys.of(entry.name, entry.shape, shape)) else ""
         raise UsageError(
             f"{name} in {where} has shape {list(entry.shape)}; its config calls for {list(shape)}{by}. "
             "Config and weights belong to different models, or one of them was edited"
@@ -193,11 +210,14 @@ def _mismatch(
     where: str,
     described_by: str,
     expected: Iterable[str],
+    depth: str,
 ) -> str:
     """Names on both sides, and what they look like."""
     lacks = f"lacks {_listed(missing)}, which its config calls for" if missing else ""
     holds = f"holds {_listed(unknown)}, which it does not use" if unknown else ""
     said = f"{where} {' and '.join(part for part in (lacks, holds) if part)}"
+    if depth:
+        return f"{said}. {depth}. Check {described_by} against the weights"
     layout = next((what for pattern, what in OTHER_LAYOUTS.items() if any(map(pattern.search, unknown))), None)
     if layout is not None:
         return f"{said}: {layout}"

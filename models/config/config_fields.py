@@ -163,11 +163,12 @@ class RawFields:
 
 @dataclass(frozen=True)
 class HeadKeys:
-    """What a format calls the numbers of heads and their width."""
+    """What a format calls the numbers of heads, their width and that of the stream."""
 
     heads: str
     key_value_heads: str
     head_dim: str
+    hidden_size: str
 
 
 def check_heads(fields: RawFields, keys: HeadKeys, heads: int, key_value_heads: int, head_dim: int) -> None:
@@ -183,12 +184,13 @@ def check_heads(fields: RawFields, keys: HeadKeys, heads: int, key_value_heads: 
         raise fields.error(f"{keys.head_dim} is {head_dim}{origin}; RoPE turns pairs of dimensions, so it must be even")
 
 
-def derived_head_dim(fields: RawFields, hidden_size: int, heads: int) -> int:
+def derived_head_dim(fields: RawFields, keys: HeadKeys, hidden_size: int, heads: int) -> int:
     """D / N, for a source that does not state the head's width. Raises UsageError when it is not whole."""
     if hidden_size % heads:
+        wide, number = fields.said(keys.hidden_size), fields.said(keys.heads)
         raise fields.error(
-            f"hidden size {hidden_size} is no multiple of {heads} attention heads and no head width is stated; "
-            "state it (head_dim in config.json, attention.key_length in GGUF)"
+            f"{wide} is {hidden_size} and {number} is {heads}; where {keys.head_dim} is not stated a head is "
+            f"{wide} / {number} wide, which must be a whole number"
         )
     return hidden_size // heads
 

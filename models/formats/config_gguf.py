@@ -87,9 +87,7 @@ def config_from_gguf(
     key_value_heads = _same_in_all_layers(raw, f"{arch}.attention.head_count_kv", heads)
     head_dim = _head_dim(raw, arch, hidden_size, heads)
     rotary_dim = _rotary_dim(raw, form, head_dim)
-    attention = f"{arch}.attention"
-    keys = HeadKeys(f"{attention}.head_count", f"{attention}.head_count_kv", f"{attention}.key_length")
-    check_heads(raw, keys, heads, key_value_heads, head_dim)
+    check_heads(raw, _head_keys(arch), heads, key_value_heads, head_dim)
     config = ModelConfig(
         model_type=family.model_type,
         vocab_size=_vocab_size(raw, arch),
@@ -135,11 +133,17 @@ def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) ->
     return RawFields({key: distinct[0]}, raw.where).integer(key)
 
 
+def _head_keys(arch: str) -> HeadKeys:
+    attention = f"{arch}.attention"
+    heads = (f"{attention}.{key}" for key in ("head_count", "head_count_kv", "key_length"))
+    return HeadKeys(*heads, f"{arch}.embedding_length")
+
+
 def _head_dim(raw: RawFields, arch: str, hidden_size: int, heads: int) -> int:
     """H. Keys and values must have the same width."""
     key_length, value_length = f"{arch}.attention.key_length", f"{arch}.attention.value_length"
     stated = {key: raw.integer(key) for key in (key_length, value_length) if raw.has(key)}
-    head_dim = next(iter(stated.values())) if stated else derived_head_dim(raw, hidden_size, heads)
+    head_dim = next(iter(stated.values())) if stated else derived_head_dim(raw, _head_keys(arch), hidden_size, heads)
     if len(set(stated.values())) > 1:
         raise raw.error(
             f"{key_length} is {stated[key_length]} and {value_length} is {stated[value_length]}; "

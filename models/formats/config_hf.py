@@ -24,7 +24,7 @@ from blockexport.models.regular_file import is_there, no_repeated_key, read_json
 from blockexport.models.strict_json import shown
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim")
+HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
@@ -53,7 +53,9 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     heads = fields.integer("num_attention_heads")
     key_value_heads = fields.optional_integer("num_key_value_heads", family.num_key_value_heads) or heads
-    head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(fields, hidden_size, heads)
+    head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(
+        fields, HEAD_KEYS, hidden_size, heads
+    )
     check_heads(fields, HEAD_KEYS, heads, key_value_heads, head_dim)
     max_position_embeddings = fields.integer("max_position_embeddings", family.max_position_embeddings)
     rope = no_rope(fields) if family.learned_positions else read_rope(fields, max_position_embeddings, family, head_dim)

@@ -183,7 +183,8 @@ def _rope_type(inner: RawFields, key: str) -> str:
     if inner.has(old) and inner.text(old) != rope_type:
         raise inner.error(f"{new} is {rope_type!r} and {old} is {inner.text(old)!r}; keep the one that is right")
     if rope_type not in ROPE_TYPES:
-        raise inner.error(f"RoPE of type {rope_type!r} is not implemented; supported are {', '.join(ROPE_TYPES)}")
+        said = new if inner.has(new) else old
+        raise inner.error(f"{said} is {rope_type!r}, which is not implemented; supported are {', '.join(ROPE_TYPES)}")
     return rope_type
 
 

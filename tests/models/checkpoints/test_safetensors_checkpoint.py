@@ -138,18 +138,45 @@ def test_a_tensor_that_does_not_fit_is_named(folder: Path, edit: Any, fragments:
     refused(folder, *fragments)
 
 
+SIZES = {
+    ("llama", "vocab_size"): "embed_tokens.weight in",
+    ("llama", "intermediate_size"): "gate_proj.weight in",
+    ("llama", "num_key_value_heads"): "k_proj.weight in",
+    ("llama", "hidden_size"): "embed_tokens.weight in",
+    ("qwen3", "head_dim"): "q_proj.weight in",
+}
+
+
+@pytest.mark.parametrize(("family", "key"), SIZES)
+def test_a_tensor_of_another_shape_is_named_with_the_key_that_its_shape_follows_from(
+    family: str, key: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path, config := small_config(family), small_weights(config))
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stated, key: 3 * stated[key]}))
+    with pytest.raises(UsageError, match=f"{SIZES[family, key]} .*, by .*{key} = {3 * stated[key]}[. ]"):
+        SafetensorsCheckpoint(folder)
+
+
+@pytest.mark.parametrize(("layers", "said"), [(2, "has more layers"), (4, "has fewer layers")])
+def test_another_number_of_layers_is_told_as_that(layers: int, said: str, folder: Path) -> None:
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stated, "num_hidden_layers": layers}))
+    refused(folder, said, f"num_hidden_layers = {layers} in config.json")
+
+
 HEADS = {  # heads and key/value heads of the weights, and what the family takes where the config states no number
-    "mistral": (16, 4, "calls for [64, 64], by num_key_value_heads = 8 and head_dim = 4"),
-    "smollm3": (16, 8, "by num_key_value_heads = 4 and head_dim = 4"),
-    "qwen2": (32, 8, "by num_key_value_heads = 32 and head_dim = 2"),
-    "qwen3": (32, 8, "by num_key_value_heads = 32 and head_dim = 128"),
-    "llama": (8, 2, "by num_key_value_heads = 8 and head_dim = 8"),
+    "mistral": (16, 4, 8, 4),
+    "smollm3": (16, 8, 4, 4),
+    "qwen2": (32, 8, 32, 2),
+    "qwen3": (32, 8, 32, 128),
+    "llama": (8, 2, 8, 8),
 }
 
 
 @pytest.mark.parametrize("family", HEADS)
 def test_a_size_that_the_config_does_not_state_is_not_passed_off_as_its_own(tmp_path: Path, family: str) -> None:
-    heads, key_value_heads, said = HEADS[family]
+    heads, key_value_heads, taken, width = HEADS[family]
     config = small_config(
         family, hidden_size=64, num_attention_heads=heads, num_key_value_heads=key_value_heads, head_dim=10
     )
@@ -158,7 +185,11 @@ def test_a_size_that_the_config_does_not_state_is_not_passed_off_as_its_own(tmp_
     for key in ("num_key_value_heads", "head_dim"):
         stated.pop(key)
     (folder / "config.json").write_text(json.dumps(stated))
-    refused(folder, f"{said}, which it does not state. Config and weights", "self_attn.")
+    refused(folder, f"by num_attention_heads = {heads} and head_dim = {width}, which it does not state.", "q_proj")
+    (folder / "config.json").write_text(json.dumps({**stated, "head_dim": 10}))
+    refused(folder, f"by head_dim = 10 and num_key_value_heads = {taken}, which it does not state.", "k_proj")
+    (folder / "config.json").write_text(json.dumps({**stated, "head_dim": 12, "num_attention_heads": 4 * heads}))
+    refused(folder, f"num_attention_heads = {4 * heads} and head_dim = 12. Config", "q_proj")  # the others are no cause
     (folder / "config.json").write_text(json.dumps({**stated, "num_key_value_heads": 8, "head_dim": 12}))
     with pytest.raises(UsageError) as caught:
         SafetensorsCheckpoint(folder)
