@@ -20,7 +20,9 @@ import torch
 from safetensors import safe_open
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint
-from blockexport.models.checkpoints.tensor_names import EMBEDDING
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
+from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.regular_file import open_regular
 
 Floats = npt.NDArray[np.float64]
@@ -41,6 +43,25 @@ class _MergedPiece:
     room: Floats
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A tensor as peft sees it.
+
+    Attributes:
+        name: that of the tensor which holds it.
+        rows: its outputs among that one's; None: all, in order.
+        turned: the matrix lies [in, out].
+    """
+
+    name: str
+    rows: npt.NDArray[np.int64] | None
+    turned: bool
+
+    def of(self, values: Floats) -> Floats:
+        """The values of its outputs, which are the first axis."""
+        return values if self.rows is None else values[self.rows]
+
+
 class MergedWeights:
     """The weights of `base` with the adapter in `folder`."""
 
@@ -51,10 +72,12 @@ class MergedWeights:
         file: Any = safe_open(folder / "adapter_model.safetensors", framework="pt")
         self._file = file
         self._names: frozenset[str] = frozenset(file.keys())
+        self._seen = {name: _seen(name, base.config) for name in expected_tensors(base.config)}
+        self._seen[OUTPUT_HEAD] = _seen(OUTPUT_HEAD, base.config)  # a tied one may be apart with an adapter
 
     def changes(self, name: str) -> bool:
         """Whether the adapter has a part in the tensor."""
-        module, _, part = name.rpartition(".")
+        module, _, part = self._seen[name].name.rpartition(".")
         own = ("lora_A.weight", "lora_embedding_A") if part == "weight" else ("lora_B.bias",)
         return any(f"base_model.model.{module}.{tail}" in self._names for tail in (part, f"base_layer.{part}", *own))
 
@@ -96,16 +119,17 @@ class MergedWeights:
             yield piece, found[piece.rows].double().numpy()
 
     def _pieces(self, name: str, dtype: torch.dtype) -> Iterator[_MergedPiece]:
-        module, _, part = name.rpartition(".")
-        base = self._replaced(module, part)
+        there = self._seen[name]
+        module, _, part = there.name.rpartition(".")
+        base = self._replaced(module, part, there)
         if base is None:
             base = self._base.read(name if name in self._base.entries else EMBEDDING)
         norms: Floats | None = None
-        magnitude = self._magnitude(module) if part == "weight" else None
+        magnitude = self._magnitude(module, there) if part == "weight" else None
         if magnitude is not None and self._has(f"{module}.lora_embedding_A"):
-            squares = [np.square(before + step).sum(axis=0) for _, before, step in self._steps(module, part, base)]
+            squares = [np.square(before + step).sum(axis=0) for _, before, step in self._steps(there, base)]
             norms = np.sqrt(np.sum(squares, axis=0))
-        for rows, before, step in self._steps(module, part, base):
+        for rows, before, step in self._steps(there, base):
             wanted = before + step
             if magnitude is not None and norms is None:
                 wanted = wanted * (magnitude[rows] / np.sqrt(np.square(wanted).sum(axis=1)))[:, np.newaxis]
@@ -114,26 +138,27 @@ class MergedWeights:
             room = _half_units(wanted, dtype) + _NOISE * (np.abs(before) + np.abs(step) + np.abs(wanted))
             yield _MergedPiece(rows, before, wanted, room)
 
-    def _steps(self, module: str, part: str, base: torch.Tensor) -> Iterator[tuple[slice, Floats, Floats]]:
+    def _steps(self, there: _Seen, base: torch.Tensor) -> Iterator[tuple[slice, Floats, Floats]]:
         """Rows of what the adapter is added to, and what it adds to them."""
         many = max(1, _ROWS // max(1, base[0].numel()))
         for start in range(0, len(base), many):
             rows = slice(start, min(start + many, len(base)))
             before = base[rows].double().numpy()
-            yield rows, before, self._step(module, part, rows, before)
+            yield rows, before, self._step(there, rows, before)
 
-    def _step(self, module: str, part: str, rows: slice, before: Floats) -> Floats:
+    def _step(self, there: _Seen, rows: slice, before: Floats) -> Floats:
+        module, _, part = there.name.rpartition(".")
         if part == "bias":
             if not self._has(f"{module}.lora_B.bias"):
                 return np.zeros_like(before)
             rank = self._get(f"{module}.lora_A.weight").shape[0]
-            return self._factor(module, rank) * self._get(f"{module}.lora_B.bias")[rows]
+            return self._factor(module, rank) * there.of(self._get(f"{module}.lora_B.bias"))[rows]
         if self._has(f"{module}.lora_embedding_A"):
             down, up = self._get(f"{module}.lora_embedding_A"), self._get(f"{module}.lora_embedding_B")
             turned: Floats = np.einsum("rv,dr->vd", down[:, rows], up, optimize=True)
             return self._factor(module, len(down)) * turned
         if self._has(f"{module}.lora_A.weight"):
-            down, up = self._get(f"{module}.lora_A.weight"), self._get(f"{module}.lora_B.weight")
+            down, up = self._get(f"{module}.lora_A.weight"), there.of(self._get(f"{module}.lora_B.weight"))
             product: Floats = np.einsum("or,ri->oi", up[rows], down, optimize=True)
             return self._factor(module, len(down)) * product
         return np.zeros_like(before)
@@ -146,16 +171,17 @@ class MergedWeights:
                 break
         return alpha / rank**0.5 if self._config.get("use_rslora") else alpha / rank
 
-    def _replaced(self, module: str, part: str) -> torch.Tensor | None:
+    def _replaced(self, module: str, part: str, there: _Seen) -> torch.Tensor | None:
         for name in (f"{module}.base_layer.{part}", f"{module}.{part}"):
             if self._has(name):
                 tensor: torch.Tensor = self._file.get_tensor(f"base_model.model.{name}")
-                return tensor
+                whole = tensor.T if there.turned else tensor
+                return whole if there.rows is None else whole[torch.from_numpy(there.rows)]
         return None
 
-    def _magnitude(self, module: str) -> Floats | None:
+    def _magnitude(self, module: str, there: _Seen) -> Floats | None:
         names = [f"{module}.lora_magnitude_vector{tail}" for tail in ("", ".weight")]
-        return next((self._get(name) for name in names if self._has(name)), None)
+        return next((there.of(self._get(name)) for name in names if self._has(name)), None)
 
     def _has(self, name: str) -> bool:
         return f"base_model.model.{name}" in self._names
@@ -163,6 +189,34 @@ class MergedWeights:
     def _get(self, name: str) -> Floats:
         values: Floats = self._file.get_tensor(f"base_model.model.{name}").double().numpy()
         return values
+
+
+def _seen(name: str, config: ModelConfig) -> _Seen:
+    family = FAMILIES[config.model_type]
+    module, _, kind = name.rpartition(".")
+    rows: npt.NDArray[np.int64] | None = None
+    for whole, parts in family.fused.items():
+        for number, part in enumerate(parts):
+            if module.endswith(f".{part}"):
+                module = module[: -len(part)] + whole
+                rows = _rows(number, len(parts), config, by_head=family.fused_by_head)
+    words = f".{module}."
+    for own, usual in family.tensor_names.items():
+        words = words.replace(f".{usual}.", f".{own}.", 1)
+    turned = family.inputs_first and kind == "weight" and "_proj" in module
+    return _Seen(f"{words[1:-1]}.{kind}", rows, turned)
+
+
+def _rows(number: int, parts: int, config: ModelConfig, *, by_head: bool) -> npt.NDArray[np.int64]:
+    """Where the outputs of q, k or v (of three parts), of gate or up (of two) stand in the whole."""
+    width, keys = config.head_dim, config.num_key_value_heads * config.head_dim
+    if by_head:
+        heads = np.arange(config.num_attention_heads)[:, np.newaxis]
+        own: npt.NDArray[np.int64] = ((heads * parts + number) * width + np.arange(width)).reshape(-1)
+        return own
+    inner = config.intermediate_size
+    sizes = [config.num_attention_heads * width, keys, keys] if parts == 3 else [inner, inner]
+    return np.arange(sum(sizes[:number]), sum(sizes[: number + 1]))
 
 
 def merged_weights(checkpoint: Checkpoint) -> MergedWeights | None:

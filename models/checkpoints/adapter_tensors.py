@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blockexport.models.checkpoints.adapter_places import SeenByPeft
 from blockexport.models.checkpoints.checkpoint import TensorEntry
+from blockexport.models.checkpoints.fused_tensors import StackedPart
 from blockexport.models.checkpoints.safetensors_files import entries_of
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, FLOAT_TYPES, OUTPUT_HEAD, POSITIONS
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.formats.adapter_config import AdapterConfig, read_adapter_config
 from blockexport.models.regular_file import is_there
@@ -54,12 +57,14 @@ class TensorChange:
         replaced: what takes its place first; None where nothing does.
         low_rank: what is added to a matrix.
         bias: `lora_B.bias`, which is added to a bias, times `scaling`.
+        part: what of these is the tensor's, where peft sees it stacked or turned; None: everything.
     """
 
     replaced: TensorEntry | None = None
     low_rank: LowRank | None = None
     bias: TensorEntry | None = None
     scaling: float = 1.0
+    part: StackedPart | None = None
 
     @property
     def computes(self) -> bool:
@@ -69,20 +74,19 @@ class TensorChange:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """An opened adapter, and what it changes, by the names of the base model's tensors."""
+    """An opened adapter, and what it changes, by this project's names of the base model's tensors."""
 
     config: AdapterConfig
     path: Path
     changes: Mapping[str, TensorChange]
 
 
-def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> LoraAdapter:
+def read_adapter(folder: Path, base: ModelConfig) -> LoraAdapter:
     """The adapter in `folder`, held against a base model: every tensor is there, has its shape, and has its place.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
-        shapes: of the base model's tensors, with the head apart.
-        tied: whether its head shares the embedding's table.
+        base: the base model.
 
     Raises:
         UsageError: config or tensors are missing, damaged, unknown, or of another model.
@@ -97,8 +101,12 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], *, tied: b
             )
         raise UsageError(f"{folder} has no {ADAPTER_FILE}: download the adapter again")
     stored = {name: replace(entry, stored_name=name) for name, entry in entries_of(path).items()}
-    finder = _Finder(config, path, stored, shapes, tied)
-    return LoraAdapter(config, path, finder.changes())
+    seen = SeenByPeft.of(base)
+    changes = _Finder(config, path, stored, seen, base.tie_word_embeddings).changes()
+    ours = {
+        name: replace(changes[own], part=seen.parts.get(name)) for name, own in seen.names.items() if own in changes
+    }
+    return LoraAdapter(config, path, ours)
 
 
 class _Finder:
@@ -109,10 +117,13 @@ class _Finder:
         config: AdapterConfig,
         path: Path,
         stored: Mapping[str, TensorEntry],
-        shapes: Mapping[str, tuple[int, ...]],
+        seen: SeenByPeft,
         tied: bool,
     ) -> None:
-        self._config, self._path, self._shapes, self._tied = config, path, shapes, tied
+        self._config, self._path, self._seen, self._tied = config, path, seen, tied
+        self._shapes = seen.shapes
+        self._ends = [seen.names[name] for name in (EMBEDDING, OUTPUT_HEAD)]
+        self._tables = [_module(seen.names[name]) for name in (EMBEDDING, POSITIONS) if name in seen.names]
         self._left = dict(stored)
         self._missing: list[str] = []
 
@@ -140,7 +151,7 @@ class _Finder:
 
     def _is_target(self, module: str) -> bool:
         shape = self._shapes[f"{module}.weight"]
-        is_inside = len(shape) == 2 and module not in map(_module, (EMBEDDING, POSITIONS, OUTPUT_HEAD))
+        is_inside = len(shape) == 2 and module not in (*self._tables, _module(self._ends[1]))
         if not any(self._config.targets(one, is_inside=is_inside) for one in self._tied_with(module)):
             return False
         if len(shape) != 2:
@@ -156,13 +167,13 @@ class _Finder:
         return True
 
     def _tied_with(self, module: str) -> list[str]:
-        ends = [_module(EMBEDDING), _module(OUTPUT_HEAD)]
+        ends = list(map(_module, self._ends))
         return ends if self._tied and self._config.tied and module in ends else [module]
 
     def _low_rank(self, module: str) -> LowRank | None:
         rows, columns = self._shapes[f"{module}.weight"]
         rank, scaling = self._config.rank(module), self._config.scaling(module)
-        turned = module == _module(EMBEDDING)
+        turned = module in self._tables
         if turned:
             down = self._take(f"{module}.lora_embedding_A", (rank, rows))
             up = self._take(f"{module}.lora_embedding_B", (columns, rank))
@@ -188,9 +199,9 @@ class _Finder:
             required = any(map(config.saves, self._tied_with(module)))
             required |= part == "bias" and (config.bias == "all" or (config.bias == "lora_only" and is_target))
             called = name
-        may_be = name in (EMBEDDING, OUTPUT_HEAD) or part == "bias"
+        may_be = name in self._ends or part == "bias"
         if required or (may_be and PREFIX + called in self._left):
-            return self._take(called, shape)
+            return self._take(called, shape[::-1] if name in self._seen.turned else shape)
         return None
 
     def _take(self, name: str, shape: tuple[int, ...]) -> TensorEntry | None:

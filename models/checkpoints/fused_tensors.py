@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.checkpoint import FileSlice, TensorEntry
+from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import FAMILIES
 
 if TYPE_CHECKING:
     import torch
@@ -37,27 +39,47 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Rearranged:
-    """A tensor that is made of one in a file.
+class StackedPart:
+    """What of a tensor as the family has it is one of this project's.
 
     Attributes:
-        whole: the one in the file.
-        rows: of its outputs, those of the tensor; of each head's outputs where there are heads.
-        storage: how the file has it.
+        rows: of its outputs; of each head's outputs where there are heads.
+        storage: how the family has it.
     """
 
-    whole: TensorEntry
     rows: slice
     storage: Storage
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The tensor, from the values of the whole."""
-        outputs_first = values.T if self.storage.inputs_first and values.ndim == 2 else values
+        return self.of_outputs(values.T if self.storage.inputs_first and values.ndim == 2 else values)
+
+    def of_outputs(self, outputs_first: torch.Tensor) -> torch.Tensor:
+        """That of something whose first axis is the outputs of the whole."""
         heads = self.storage.heads
         if heads is None:
             return outputs_first[self.rows].contiguous()
         by_head = outputs_first.view(heads, -1, *outputs_first.shape[1:])
         return by_head[:, self.rows].flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Rearranged:
+    """A tensor that is made of one in a file, `whole`."""
+
+    whole: TensorEntry
+    part: StackedPart
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """See `StackedPart.of`."""
+        return self.part.of(values)
+
+
+def storage_of(config: ModelConfig) -> Storage:
+    """How the checkpoints of a model's family have its layers."""
+    family = FAMILIES[config.model_type]
+    heads = config.num_attention_heads if family.fused_by_head else None
+    return Storage(family.fused, heads, family.inputs_first)
 
 
 def parts_of(name: str, fused: Fused, expected: Mapping[str, tuple[int, ...]]) -> list[tuple[str, slice]] | None:
@@ -80,6 +102,25 @@ def parts_of(name: str, fused: Fused, expected: Mapping[str, tuple[int, ...]]) -
         found.append((part, slice(start, start + expected[part][0])))
         start = found[-1][1].stop
     return found
+
+
+def whole_of(name: str, storage: Storage, expected: Mapping[str, tuple[int, ...]]) -> tuple[str, StackedPart] | None:
+    """The tensor that holds the tensor `name`, with which part of it that is; None where they are one and the same."""
+    stem, _, kind = name.rpartition(".")
+    for stacked, parts in storage.fused.items():
+        own = next((part for part in parts if stem.endswith(f".{part}")), None)
+        if own is not None:
+            whole = f"{stem.removesuffix(own)}{stacked}.{kind}"
+            rows = dict(parts_of(whole, storage.fused, expected) or ())[name]
+            return whole, StackedPart(_of_each_head(rows, storage), storage)
+    if storage.inputs_first and ".layers." in name and len(expected[name]) == 2:
+        return name, StackedPart(slice(None), replace(storage, heads=None))
+    return None
+
+
+def _of_each_head(rows: slice, storage: Storage) -> slice:
+    heads = storage.heads or 1
+    return slice(rows.start // heads, rows.stop // heads)
 
 
 def taken_apart(
@@ -110,7 +151,7 @@ def _parts(
     shape = entry.shape[::-1] if turned else entry.shape
     stored = entry.stored_name or entry.name
     if parts is None:
-        whole = Rearranged(entry, slice(None), replace(storage, heads=None)) if turned else None
+        whole = Rearranged(entry, StackedPart(slice(None), replace(storage, heads=None))) if turned else None
         yield name, replace(entry, shape=shape, location=None, stored_name=stored) if turned else entry, whole
         return
     rows = parts[-1][1].stop
@@ -124,8 +165,7 @@ def _parts(
     for part, of in parts:
         own = replace(entry, name=part, shape=(of.stop - of.start, *shape[1:]), location=None, stored_name=stored)
         if turned or storage.heads is not None:
-            heads = storage.heads or 1
-            yield part, own, Rearranged(entry, slice(of.start // heads, of.stop // heads), storage)
+            yield part, own, Rearranged(entry, StackedPart(_of_each_head(of, storage), storage))
         else:
             assert entry.location is not None
             place = FileSlice(entry.location.path, entry.location.offset + of.start * width, own.shape[0] * width)

@@ -16,45 +16,47 @@ import torch
 
 from blockexport.models.checkpoints.adapter_tensors import LowRank
 from blockexport.models.checkpoints.checkpoint import TensorEntry
+from blockexport.models.checkpoints.fused_tensors import StackedPart
 from blockexport.models.checkpoints.mapped_tensor import tensor_of
 from blockexport.models.checkpoints.weight_values import check_finite
 
 Strips = Iterator[torch.Tensor]
 
 
-def merged_strips(before: Callable[[], Strips], part: LowRank) -> Strips:
+def merged_strips(before: Callable[[], Strips], low_rank: LowRank, part: StackedPart | None = None) -> Strips:
     """A matrix with its low-rank part, in float64.
 
     Args:
         before: gives the base model's matrix, strips of rows in order, as often as it is called.
-        part: what is added.
+        low_rank: what is added.
+        part: of whose outputs; None: of all.
 
     Raises:
         UsageError: the adapter holds values that are not finite.
     """
-    down, up = adapter_values(part.down), adapter_values(part.up)
-    left_NR, right_RK = (down.T, up.T) if part.turned else (up, down)
+    down, up = adapter_values(low_rank.down), adapter_values(low_rank.up, part)
+    left_NR, right_RK = (down.T, up.T) if low_rank.turned else (up, down)
 
     def added() -> Iterator[tuple[slice, torch.Tensor]]:
         done = 0
         for strip in before():
             rows = slice(done, done + len(strip))
-            yield rows, torch.addmm(strip.double(), left_NR[rows], right_RK, alpha=part.scaling)
+            yield rows, torch.addmm(strip.double(), left_NR[rows], right_RK, alpha=low_rank.scaling)
             done = rows.stop
 
-    if part.magnitude is None:
+    if low_rank.magnitude is None:
         yield from (sums for _, sums in added())
         return
-    magnitude = adapter_values(part.magnitude)
-    if part.turned:  # a norm takes all rows: one pass for them, one for the values
+    magnitude = adapter_values(low_rank.magnitude, part)
+    if low_rank.turned:  # a norm takes all rows: one pass for them, one for the values
         squares_D = torch.stack([sums.square().sum(0) for _, sums in added()]).sum(0)
         yield from (sums * (magnitude / squares_D.sqrt()) for _, sums in added())
     else:
         yield from (sums * (magnitude[rows] / sums.square().sum(1).sqrt())[:, None] for rows, sums in added())
 
 
-def adapter_values(entry: TensorEntry) -> torch.Tensor:
-    """A tensor of an adapter in float64.
+def adapter_values(entry: TensorEntry, part: StackedPart | None = None) -> torch.Tensor:
+    """A tensor of an adapter in float64, or a part of its outputs, which come first.
 
     Raises:
         UsageError: it holds values that are not finite, or its file is damaged.
@@ -62,4 +64,4 @@ def adapter_values(entry: TensorEntry) -> torch.Tensor:
     assert entry.location is not None
     tensor = tensor_of(entry.location, entry.dtype, entry.shape)
     check_finite(f"{entry.stored_name} in {entry.location.path}", tensor)
-    return tensor.double()
+    return tensor.double() if part is None else part.of_outputs(tensor.double())

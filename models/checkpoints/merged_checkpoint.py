@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from blockexport.models.checkpoints.adapter_tensors import TensorChange, read_adapter
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors
+from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.checkpoints.untied_checkpoint import UntiedCheckpoint
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class MergedCheckpoint(Checkpoint):
     def __init__(self, base: Checkpoint, folder: Path) -> None:
         self._base, self._folder = base, folder.absolute()
         tied = base.config.tie_word_embeddings
-        shapes = expected_tensors(replace(base.config, tie_word_embeddings=False))
-        adapter = read_adapter(self._folder, shapes, tied=tied)
+        adapter = read_adapter(self._folder, base.config)
         self._changes: Mapping[str, TensorChange] = adapter.changes
         parts_ends = tied and not {EMBEDDING, OUTPUT_HEAD}.isdisjoint(self._changes)
         self._below = UntiedCheckpoint(base) if parts_ends else base
@@ -65,6 +64,8 @@ class MergedCheckpoint(Checkpoint):
 
     def strips(self, name: str) -> Iterator[torch.Tensor]:
         """See `Checkpoint.strips`."""
+        import torch
+
         from blockexport.models.checkpoints.lora_merge import adapter_values, merged_strips
         from blockexport.models.checkpoints.mapped_tensor import strips_of
         from blockexport.models.element_types import BY_SAFETENSORS
@@ -72,15 +73,18 @@ class MergedCheckpoint(Checkpoint):
         change = self._changes.get(name, TensorChange())
 
         def before() -> Iterator[torch.Tensor]:
-            return self._below.strips(name) if change.replaced is None else strips_of(change.replaced)
+            if change.replaced is None:
+                return self._below.strips(name)
+            whole = strips_of(change.replaced)
+            return whole if change.part is None else iter([change.part.of(torch.cat(list(whole)))])
 
         if not change.computes:
             return before()
         dtype = BY_SAFETENSORS[self.entries[name].dtype].torch_dtype
         if change.low_rank is not None:
-            return (strip.to(dtype) for strip in merged_strips(before, change.low_rank))
+            return (strip.to(dtype) for strip in merged_strips(before, change.low_rank, change.part))
         assert change.bias is not None
-        added = adapter_values(change.bias) * change.scaling
+        added = adapter_values(change.bias, change.part) * change.scaling
         return ((strip.double() + added).to(dtype) for strip in before())
 
     def origin(self, name: str) -> str:
@@ -97,7 +101,11 @@ class MergedCheckpoint(Checkpoint):
         if change.computes:
             dtype = "F64" if entry.dtype == "F64" else "F32"
             return replace(entry, dtype=dtype, location=None, codes=None, order=None)
-        return entry if change.replaced is None else replace(change.replaced, name=entry.name)
+        if change.replaced is None:
+            return entry
+        if change.part is None:
+            return replace(change.replaced, name=entry.name)
+        return replace(change.replaced, name=entry.name, shape=entry.shape, location=None)
 
     def _notes(self, trained_on: str | None, *, parts_ends: bool) -> Iterator[str]:
         count = len(self._changes)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockexport.models.checkpoints.checkpoint import Checkpoint, FileSlice, Source, TensorEntry
-from blockexport.models.checkpoints.fused_tensors import Storage, taken_apart
+from blockexport.models.checkpoints.fused_tensors import storage_of, taken_apart
 from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
 from blockexport.models.checkpoints.size_keys import SizeKeys
@@ -49,9 +49,7 @@ class SafetensorsCheckpoint(Checkpoint):
         stored, notes = stored_entries(self.folder)
         spelled = in_hugging_face_names(stored, self.config, where)
         packing = read_packing(content, str(self.folder / "config.json"))
-        heads = self.config.num_attention_heads if family.fused_by_head else None
-        storage = Storage(family.fused, heads, family.inputs_first)
-        entries, self._rearranged = taken_apart(spelled.entries, storage, expected, where)
+        entries, self._rearranged = taken_apart(spelled.entries, storage_of(self.config), expected, where)
         unpacked = Unpacked(entries, {})
         if packing is not None:
             unpacked = with_packed(unpacked.entries, packing, expected, where)

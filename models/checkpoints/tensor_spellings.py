@@ -91,9 +91,7 @@ def usual_name(name: str, tensor_names: Mapping[str, str]) -> str:
 
 def own_name(name: str, tensor_names: Mapping[str, str]) -> str:
     """What the checkpoints of a family call a tensor that has its usual name: what `usual_name` reads back."""
-    for own, usual in reversed(tuple(tensor_names.items())):
-        name = f".{name}.".replace(f".{usual}.", f".{own}.", 1)[1:-1]
-    return name
+    return usual_name(name, {usual: own for own, usual in tensor_names.items()})
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:

@@ -128,7 +128,7 @@ class AdapterConfig:
             return False
         if self._layers is None or module in self._targets.names:
             return True
-        layer = re.match(r".*?\.layers\.(\d+)\.", module)
+        layer = re.match(r".*\.[^.]*\.(\d+)\.", module)
         return layer is not None and int(layer[1]) in self._layers
 
     def _is_in_saved(self, module: str) -> bool:

@@ -135,8 +135,9 @@ def _same_in_all_layers(raw: RawFields, key: str, default: int | None = None) ->
 
 def _head_keys(arch: str) -> HeadKeys:
     attention = f"{arch}.attention"
-    heads = (f"{attention}.{key}" for key in ("head_count", "head_count_kv", "key_length"))
-    return HeadKeys(*heads, f"{arch}.embedding_length")
+    return HeadKeys(
+        f"{attention}.head_count", f"{attention}.head_count_kv", f"{attention}.key_length", f"{arch}.embedding_length"
+    )
 
 
 def _head_dim(raw: RawFields, arch: str, hidden_size: int, heads: int) -> int:

@@ -3,8 +3,8 @@
     peft_adapters.py FOLDER
 
 writes for each of `CASES` into FOLDER/CASE: the base model (`base`), the adapter as peft saves it (`adapter`), and of
-the model that peft reads back from the two, in float32, the logits with the adapter beside it and the merged weights
-(`peft.safetensors`).
+the model that peft reads back from the two, in float32, the logits with the adapter beside it (`peft.safetensors`) and
+the merged model (`merged`; not of one whose ends share a table).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,33 @@ class Case(NamedTuple):
 
 _PLAIN: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj"]}
 _ENDS = {**_PLAIN, "target_modules": ["embed_tokens", "lm_head", "o_proj", "down_proj"]}
+_STACKED = {  # two modules of each family, the first of them stacked, and one more
+    "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),
+    "gpt2": ("c_attn", "mlp.c_proj", "c_fc"),
+    "gpt_neox": ("query_key_value", "dense_4h_to_h", "attention.dense"),
+    "phi": ("q_proj", "fc1", "dense"),
+    "starcoder2": ("c_proj", "v_proj", "c_fc"),
+}
+
+
+def _ways(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    first, second, third = _STACKED[family]
+    both = {"target_modules": [first, second]}
+    yield "plain", both
+    yield "every linear layer, rank-stabilised", {"target_modules": "all-linear", "use_rslora": True}
+    yield "dora", {"target_modules": "all-linear", "use_dora": True}
+    yield "patterns", {**both, "rank_pattern": {first: 5}, "alpha_pattern": {f"1.*{second}": 7}}
+    yield "modules to save", {"target_modules": [second], "modules_to_save": [first, third]}
+    yield "a layer", {**both, "layers_to_transform": [1]}
+    if family != "phi3":  # which has no biases
+        yield "biases", {**both, "bias": "lora_only"}
+        yield "biases of their own", {**both, "bias": "all", "lora_bias": True}
+    yield "the ends", {"target_modules": [_ENDS_OF.get(family, "embed_tokens"), first]}
+
+
+_ENDS_OF = {"gpt2": "wte", "gpt_neox": "embed_in"}
+
+
 CASES = {
     "plain": Case(_PLAIN),
     "rank-stabilised": Case({**_PLAIN, "use_rslora": True, "target_modules": "all-linear"}, "qwen3"),
@@ -68,6 +96,7 @@ CASES = {
         {**_PLAIN, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, tied=True
     ),
     "tied, not touched": Case(_PLAIN, "qwen2-mixed", tied=True),
+    **{f"{family}, {name}": Case({**_PLAIN, **lora}, family) for family in _STACKED for name, lora in _ways(family)},
 }
 
 
@@ -91,9 +120,9 @@ def make(case: Case, folder: Path) -> None:
     model = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
     with torch.inference_mode():
         logits = model(IDS).logits.clone()
-    merged = {} if case.tied else model.merge_and_unload().state_dict()
-    kept = {name: value.clone() for name, value in merged.items() if not name.endswith("inv_freq")}
-    save_file({"logits": logits, **kept}, folder / "peft.safetensors")
+    save_file({"logits": logits}, folder / "peft.safetensors")
+    if not case.tied:
+        model.merge_and_unload().save_pretrained(folder / "merged")
 
 
 def main(folder: Path) -> None:

@@ -43,14 +43,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_weights_and_logits_are_those_of_peft(made: Path, name: str) -> None:
-    theirs = load_file(made / name / "peft.safetensors")
-    logits = theirs.pop("logits")
+    logits = load_file(made / name / "peft.safetensors")["logits"]
     checkpoint = open_checkpoint(str(made / name / "base"), lora=made / name / "adapter")
-    for tensor in checkpoint.entries if theirs else ():
-        torch.testing.assert_close(checkpoint.read(tensor).float(), theirs[tensor], msg=tensor)
+    if not CASES[name].tied:
+        theirs = open_checkpoint(str(made / name / "merged"))
+        for tensor in checkpoint.entries:
+            torch.testing.assert_close(checkpoint.read(tensor).float(), theirs.read(tensor), msg=tensor)
     decoder = EagerDecoder(load_model(checkpoint, torch.float32, 32), 32)
     decoder.reset(batch_size=len(IDS))
-    torch.testing.assert_close(decoder.prefill(IDS), logits, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(decoder.prefill(IDS), logits, rtol=1e-5, atol=3e-4)
     audit = merged_weights(checkpoint)
     assert audit is not None
     changed = [tensor for tensor in checkpoint.entries if audit.changes(tensor)]
@@ -66,4 +67,4 @@ def test_the_exported_file_gives_the_logits_of_peft(made: Path, tmp_path: Path, 
     logits = load_file(made / name / "peft.safetensors")["logits"]
     decoder = open_decoder(tmp_path / "bundle")
     decoder.reset(batch_size=len(IDS))
-    torch.testing.assert_close(decoder.prefill(IDS), logits, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(decoder.prefill(IDS), logits, rtol=1e-5, atol=3e-4)
