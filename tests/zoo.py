@@ -33,6 +33,7 @@ from tests.zoo_edits_block import (
     norm_dropped,
     norm_half,
     norm_mean_kept,
+    norm_shared,
     norms_before,
     passed_over,
     relayer,
@@ -65,6 +66,7 @@ from tests.zoo_edits_position import (
     stale_slot,
     table,
     window,
+    windows_exchanged,
 )
 
 
@@ -117,6 +119,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("position_ahead", learned_in_decode(1), ("embedding",), layer=None, decode=True, model=LEARNED),
     Exhibit("position_behind", learned_in_decode(-1), ("embedding",), layer=None, decode=True, model=LEARNED),
     Exhibit("positions_1_on", learned_on(1), ("embedding",), layer=None, model=LEARNED),
+    Exhibit("positions_2_on", learned_on(2), ("embedding",), layer=None, model=LEARNED),
     Exhibit("learned_positions_dropped", learned_dropped, ("embedding",), layer=None, model=LEARNED),
     Exhibit("mask_sees_next", mask_sees_next, ("mask",)),
     Exhibit("mask_hides_self", mask_hides_self, ("mask",)),
@@ -125,6 +128,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("window_one_less", window(-1), ("mask",), layer=1),
     Exhibit("window_dropped", remask(lambda bench: bench.value("le"), windowed=True), ("mask",), layer=1),
     Exhibit("window_everywhere", remask(lambda bench: bench.value("__and__"), windowed=False), ("mask",)),
+    Exhibit("windows_exchanged", windows_exchanged, ("mask",)),
     Exhibit("slot_late", slots(1), ("cache_key",)),
     Exhibit("slot_early", slots(-1), ("cache_key",), decode=True),
     Exhibit("slot_zero", slot_zero, ("cache_key",), decode=True),
@@ -173,6 +177,7 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("relu2_missing", squared_relu("all"), ("activation",), model="parallel"),
     Exhibit("square_missing", squared_relu("square"), ("activation",), model="parallel"),
     Exhibit("residual_serial", residual_serial, ("post_attention_layernorm",), model="parallel"),
+    Exhibit("norm_shared", norm_shared, ("post_attention_layernorm",), model="parallel"),
     Exhibit("head_bias_dropped", head_bias_dropped, ("head",), layer=None, model="parallel"),
     Exhibit("rope_halves", attribute("RotaryEmbedding", "interleaved", 0), ("q_rope",), model="parallel"),
     Exhibit("rope_partial_dropped", rotary_dims(10), ("q_rope",), model="parallel"),

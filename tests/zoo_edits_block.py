@@ -45,6 +45,17 @@ def residual_serial(bench: Bench) -> None:
         norm.replace_input_with(0, stream)
 
 
+def norm_shared(bench: Bench) -> None:
+    """The MLP's norm with the gain and bias of attention's."""
+    for layer in bench.layers:
+        own, other = (
+            bench.node(f"model.layers.{layer}.{name}.layer_norm")
+            for name in ("post_attention_layernorm", "input_layernorm")
+        )
+        for index in (1, 2):
+            own.replace_input_with(index, other.inputs[index])
+
+
 def norm_dropped(norm: str) -> Spoil:
     def spoil(bench: Bench) -> None:
         for node in bench.named(f"{norm}.rms_norm"):

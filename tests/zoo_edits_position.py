@@ -130,6 +130,13 @@ def remask(mask: Callable[[Bench], ir.Value | None], *, windowed: bool | None = 
     return spoil
 
 
+def windows_exchanged(bench: Bench) -> None:
+    """Both masks change places."""
+    whole, windowed = bench.value("le"), bench.value("__and__")
+    remask(lambda bench: windowed, windowed=False)(bench)
+    remask(lambda bench: whole, windowed=True)(bench)
+
+
 def mask_sees_next(bench: Bench) -> None:
     """A second mask beside the sound one, for the layers to be spoilt."""
     seen = bench.add("LessOrEqual", "arange", bench.add("Add", "unsqueeze_1", bench.constant(1)))

@@ -38,7 +38,7 @@ def describe_difference(
     """
     wanted = converted(checkpoint, name, found.dtype)
     whole = _other(found, checkpoint, name, shapes) or rearranged(found, wanted, checkpoint.config.head_dim)
-    whole = whole or scaled(found, wanted)
+    whole = whole or scaled(found, wanted) or _wrongly_split(found, checkpoint, name)
     if whole is not None:
         return f"{name} {whole}"
     bits = as_integers(found.dtype)
@@ -108,6 +108,24 @@ def rearranged(found: torch.Tensor, wanted: torch.Tensor, head_dim: int) -> str 
     paired = rows % (2 * half) == 0
     if paired and same_bits(found, wanted.view(-1, 2, half, columns).transpose(1, 2).reshape(found.shape)):
         return "holds the checkpoint's rows with the two of each RoPE pair side by side, as llama.cpp orders them"
+    return None
+
+
+def _wrongly_split(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> str | None:
+    """The rows of q, k or v that a matrix which stacks the three gives when it is taken apart in the wrong order."""
+    stem, _, kind = name.rpartition(".")
+    parts = [f"{stem.removesuffix(stem[-6:])}{one}_proj.{kind}" for one in "qkv"]
+    if name not in parts or any(checkpoint.entries[one].shape != found.shape for one in parts):
+        return None
+    config, place = checkpoint.config, parts.index(name)
+    heads, width = config.num_attention_heads, config.head_dim
+    three = torch.stack([converted(checkpoint, one, found.dtype) for one in parts])
+    by_head = three.view(3, heads, width, -1).transpose(0, 1).reshape(three.shape)[place]
+    if same_bits(found, by_head):
+        return "holds rows of q, k and v: a matrix that has the three head by head was split in three"
+    by_part = three.view(heads, 3, width, -1)[:, place].reshape(found.shape)
+    if same_bits(found, by_part):
+        return "holds rows of q, k and v: a matrix that has the three one after the other was split head by head"
     return None
 
 

@@ -224,12 +224,20 @@ def residual_defects(config: ModelConfig) -> list[Defect]:
     if config.residual != "serial":
         cause = "attention and MLP come one after the other, and should read the same stream"
         found.append(Defect("residual_serial", cause, _Serial))
+    if config.residual == "parallel":
+        cause = "the MLP reads what attention reads, and has a norm of its own"
+        found.append(Defect("norm_shared", cause, _SharedNorm))
     return found
 
 
 class _Serial(LayerBlock):
     def mlp_input(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
         return super().mlp_input(h_TD, h_TD)
+
+
+class _SharedNorm(LayerBlock):
+    def mlp_input(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
+        return self.normed("attention_in", x_TD)
 
 
 class _NoAttentionResidual(LayerBlock):

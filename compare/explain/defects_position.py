@@ -47,7 +47,12 @@ def mask_defects(config: ModelConfig) -> list[Defect]:
         Defect("window_dropped", "the sliding window is ignored: its layers see the whole prefix", none),
     ]
     if "full_attention" in config.layer_types:
-        found.append(Defect("window_everywhere", "layers with full attention have a sliding window too", everywhere))
+        exchanged = _masked(lambda positions, slots, own: visible_slots(positions, slots, None if own else window))
+        cause = "sliding layers see the whole prefix, and layers with full attention have the window"
+        found += [
+            Defect("window_everywhere", "layers with full attention have a sliding window too", everywhere),
+            Defect("windows_exchanged", cause, exchanged),
+        ]
     return found
 
 

@@ -41,6 +41,7 @@ FULL = (
     "position_behind-learned positions",
     "mask_missing",
     "window_one_less",
+    "positions_2_on-learned positions",
     "window_everywhere",
     "cache_not_written",
     "scale_twice",
