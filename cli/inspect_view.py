@@ -104,6 +104,9 @@ def options_in_words(config: ModelConfig) -> str:
     if config.rotary_dim is not None:
         stretched += f" on {config.rotary_dim} of {config.head_dim} dimensions of each head"
     rope = f"RoPE (theta {config.rope_theta:,.0f}){stretched}"
+    if config.sliding_rope_theta is not None and config.sliding_window is not None:
+        plain = "" if scaling is None else " without scaling"
+        rope += f", theta {config.sliding_rope_theta:,.0f}{plain} in layers with a window"
     parts = [f"{norm} (eps {config.rms_norm_eps:g})", "learned positions" if config.learned_positions else rope]
     parts += ["QK-norm"] if config.qk_norm else []
     parts += [f"norms {_PLACEMENTS[config.norm_placement]}"] if config.norm_placement != "pre" else []

@@ -19,6 +19,7 @@ from blockexport.models.config.model_config import ModelConfig
 RESIDUAL = "+ residual"
 _WIDTH, _TRUNK, _ASIDE = 800, 64, 104  # of the drawing; where the stream goes down, and what joins it later
 _CENTRE, _LANE_WIDTH, _NODE_WIDTH, _HEIGHT, _PITCH = 470, 186, 250, 46, 66
+_ROOM = 6
 _LANES = {1: (470,), 2: (350, 590), 3: (262, 470, 678)}
 _LANE = re.compile(r"(?:(q|gate)|(k|up)|(v))_(?:proj|norm)|RoPE on (?:(q)|(k))")
 _TITLES = {"attention": "attention", "mlp": "MLP"}
@@ -27,7 +28,7 @@ text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1c273
 .title { font-size: 20px; font-weight: 600 } .quiet { fill: #5b6b7b } .part { font-weight: 600; fill: #5b6b7b }
 .name { font-weight: 600 } .shape { font: 12px ui-monospace, 'SF Mono', Menlo, monospace; fill: #40505f }
 .count { font-size: 11px; fill: #5b6b7b } .panel { fill: #f6f8fa }
-.wire { fill: none; stroke: #7b8a99; stroke-width: 1.5 }
+.wire { fill: none; stroke: #7b8a99; stroke-width: 1.5 } .room { stroke: #fff; stroke-width: 9 }
 .stream { stroke: #1c2733; stroke-width: 3; fill: none } .sum { fill: #fff; stroke: #1c2733; stroke-width: 2 }
 .node { stroke-width: 1.2 } .attention { fill: #e6effb; stroke: #5b82b5 } .mlp { fill: #e5f4ea; stroke: #57986d }
 .norm { fill: #fdf1d8; stroke: #c0913a } .cache { fill: #f1e9fa; stroke: #8a6bb0; stroke-dasharray: 5 3 }
@@ -47,6 +48,10 @@ class _Sheet:
     def wire(self, *path: str | float, kind: str = "wire") -> None:
         """A line along an SVG path."""
         self.wires.append(f'<path class="{kind}" d="{" ".join(_number(step) for step in path)}"/>')
+
+    def bridge(self, x: float, top: float, bottom: float) -> None:
+        """Room around a line that goes down and is drawn next, where it crosses others."""
+        self.wire("M", x, top + _ROOM, "V", bottom - _ROOM, kind="room")
 
     def text(self, x: float, y: float, words: str, kind: str, anchor: str = "start") -> None:
         """One line of text on its baseline."""
@@ -110,6 +115,7 @@ def draw_steps(steps: Sequence[Operation], title: str, lines: Sequence[str]) -> 
         sheet.y = end + 22
         sheet.wire("M", _CENTRE, end, "V", sheet.y, "H", _TRUNK + 11)
         for start in waiting:
+            sheet.bridge(_ASIDE, start + 14, sheet.y - 16)
             sheet.wire("M", _ASIDE, start + 14, "V", sheet.y - 16, "L", _TRUNK + 8, sheet.y - 8)
         waiting.clear()
         sheet.sum(shape)
@@ -135,6 +141,7 @@ def _draw_part(sheet: _Sheet, steps: Sequence[Operation], normed: float | None) 
     if reads is None:
         sheet.wire("M", _TRUNK, start, "H", _CENTRE)
     else:
+        sheet.bridge(_ASIDE + 30, reads, start)
         sheet.wire("M", _CENTRE - _NODE_WIDTH / 2, reads, "H", _ASIDE + 30, "V", start, "H", _CENTRE)
     sheet.y = start + 16
     ends: dict[int, tuple[float, float]] = {}  # where the last step of a lane ended; -1 for a step across all

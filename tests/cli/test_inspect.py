@@ -7,13 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blockexport.cli.inspect_view import count, flop
+from blockexport.cli.inspect_view import count, flop, options_in_words
 from blockexport.cli.main import main
+from blockexport.models.config.model_config import RopeScaling
+from blockexport.models.families.every_family import PRESETS
 from blockexport.models.wording import size
 from tests.support import shared_path
 
@@ -111,6 +114,14 @@ def test_layers_without_rope_are_counted(capsys: pytest.CaptureFixture[str]) -> 
     lines = printed(capsys, "smollm3-3b")
     assert "in all 3.08 B 3,075,098,624" in lines
     assert "RoPE (theta 5,000,000) in 27 of 36 layers" in " ".join(lines)
+
+
+def test_the_base_of_layers_with_a_window_is_told() -> None:
+    config = PRESETS["gemma-3-1b"].config
+    assert "RoPE (theta 1,000,000), theta 10,000 in layers with a window · " in options_in_words(config)
+    scaled = replace(config, rope_scaling=RopeScaling("linear", factor=8.0))
+    said = "RoPE (theta 1,000,000) with linear scaling by 8, theta 10,000 without scaling in layers with a window · "
+    assert said in options_in_words(scaled)
 
 
 def test_a_folder_and_a_gguf_of_one_model_give_one_description(

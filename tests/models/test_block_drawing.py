@@ -78,6 +78,8 @@ def test_every_step_is_there_once_and_apart_from_the_others(form: str) -> None:
         assert f"[{', '.join(map(str, step.shape))}]" in words
     assert len(boxes(document)) == len(steps) + 2, "and the two caches"
     assert sums(document) == (1 if form.startswith("parallel") else 2)
+    # What waits for the sum goes past what the MLP reads, and a norm's result past what waits: lines that cross.
+    assert document.count('class="room"') == {"parallel": 1, "parallel with one norm": 2}.get(form, 0)
     _check_apart(document)
 
 
