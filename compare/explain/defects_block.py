@@ -20,8 +20,8 @@ from blockexport.models.checkpoints.tensor_names import EMBEDDING
 from blockexport.models.config.model_config import HiddenAct, ModelConfig, NormPlace
 from blockexport.models.wording import listed
 
-EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
-"""Values of rms_norm_eps in use."""
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-2)
+"""Values of rms_norm_eps in use, and two that are not, which files of other tools have had."""
 
 GUESSED = 7  # layers whose order is guessed at, three defects each
 

@@ -52,6 +52,7 @@ FULL = (
     "gate_proj_bias_dropped",
     "up_proj_bias_dropped",
     "qkv_bias_dropped",
+    "eps_0.001",
     "gelu_tanh",
     "silu_missing",
     "silu-scaled",
