@@ -4,6 +4,7 @@
 #   make test        lint, types, import contracts and the tests (under a quarter of an hour on two cores)
 #   make test-full   the same with the long runs that `make test` samples
 #   make test-gpu    the tests that need a GPU; fails where there is none. Its last line says what was tested, and on what
+#   make gpu-kit     build/gpu-kit: wheels for a machine with a GPU, PyTorch and no network, and the script that measures there
 #   make lint        ruff, mypy and import-linter alone
 #   make docs        the documentation as a site, in build/site
 #   make clean       removes what make made, the virtual environment included
@@ -18,7 +19,7 @@ CHECK_HASHES := $(BIN)/python tests/check_hashes.py $(VENV)/installed.json
 THREADS ?= 1
 DEMO_BUNDLE ?= demo-bundle
 
-.PHONY: demo test test-full test-gpu lint pytest docs clean
+.PHONY: demo test test-full test-gpu gpu-kit lint pytest docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
@@ -39,6 +40,9 @@ test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references
 
 test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 	BLOCKEXPORT_REQUIRE_GPU=1 $(BIN)/pytest -m gpu
+
+gpu-kit: $(VENV)/.with-test $(VENV)/.with-smollm2
+	$(BIN)/python benchmarks/gpu_kit.py collect build/gpu-kit
 
 lint: $(VENV)/.with-test $(VENV)/.with-docs build/types/.linked
 	$(BIN)/ruff check .
