@@ -28,6 +28,7 @@ OWN_NAMES = {  # files that spell a backend's name for another thing of that nam
     "runtime/backends.py": "the records",
     "export/bundle/trt_library.py": "the two TensorRTs, which the records name",
     "cli/doctor_command.py": "the wheels of ONNX Runtime",
+    "export/onnx_export.py": "the same, for the bill of materials",
     "cli/main.py": "a command",
     "cpp_project.py": "the wheels that bring a library",
     "compare/core/context.py": "a label of the progress",
