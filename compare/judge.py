@@ -121,7 +121,11 @@ def run_checks(
     precision = Precision.of(decoder.dtype)
     arithmetic = require_judgeable(options.backend, precision, decoder.device)
     checks = choose_checks(options.checks)
-    plan = make_plan(decoder.max_sequence_length, options.decode_steps, options.prefill)
+    slots, steps, prefill = decoder.max_sequence_length, options.decode_steps, options.prefill
+    rows_alone = all(entry.in_rows and not entry.to_last_slot for entry in checks)  # the sequence itself: for doubts
+    if rows_alone and steps is prefill is None and slots >= ROW_PROMPT + ROW_STEPS:
+        steps, prefill = ROW_STEPS, ROW_PROMPT
+    plan = make_plan(slots, steps, prefill)
     in_rows = any(entry.in_rows for entry in checks) and not (decoder.foreign or Foreign("")).no_rows
     to_last_slot = any(entry.to_last_slot for entry in checks)
     length = plan.max_sequence_length if to_last_slot else plan.decode_positions.stop

@@ -16,13 +16,17 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.judge_positions import judge_stretch
 from blockexport.compare.core.logit_distance import Errors, measure
 from blockexport.compare.core.slots import cache_tensors
+from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.errors import UsageError
+from blockexport.models.progress import counted
 from blockexport.models.wording import plural
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.serving.rows import Rows
 
 ROWS = 3  # that are lent
 TENANTS = 12  # so that each has several
+TENANTS_OF_LARGE = 6  # two a row
+LARGE = 1e9  # parameters, from which on each token takes long
 LONGEST_CHUNK = 11
 LEAVES = 0.04  # how likely a tenant gives up before a turn
 
@@ -89,7 +93,8 @@ def serving(context: CheckContext) -> Outcome:
 def _tenants(context: CheckContext) -> list[_Tenant]:
     rng = random.Random(0)
     made = []
-    for number in range(TENANTS):
+    large = count_parameters(context.config).total >= LARGE
+    for number in range(TENANTS_OF_LARGE if large else TENANTS):
         row = context.rows[number % len(context.rows)]
         length = rng.randint(2, len(row.ids_S)) if number % 3 else len(row.ids_S)
         made.append(_Tenant(number, number % len(context.rows), row.ids_S[:length], rng.randint(1, length)))
@@ -99,11 +104,14 @@ def _tenants(context: CheckContext) -> list[_Tenant]:
 def _serve(context: CheckContext, decoder: Decoder, tenants: list[_Tenant]) -> None:
     rng = random.Random(1)
     rows, waiting, here = Rows(decoder, ROWS), list(tenants), list[_Tenant]()
+    total, left = sum(len(one.ids_S) for one in tenants), 0  # tokens, and those of tenants that gave up
     for row in range(ROWS):
         _poison(decoder, row)
     while waiting or here:
+        context.progress("serving: token", left + sum(one.done for one in tenants), total)
         for tenant in list(here):
             if tenant.ended or rng.random() < LEAVES:
+                left += len(tenant.ids_S) - tenant.done
                 here.remove(tenant)
                 rows.take_back(tenant.place)
                 _poison(decoder, tenant.place)
@@ -122,6 +130,7 @@ def _serve(context: CheckContext, decoder: Decoder, tenants: list[_Tenant]) -> N
             outputs = rows.step(given)
             for tenant in steps:
                 tenant.hear(1, outputs[tenant.place][None])
+    context.progress("serving: token", total, total)
 
 
 @torch.inference_mode()  # some decoders hold inference tensors, which nothing else may write to
@@ -135,7 +144,8 @@ def _poison(decoder: Decoder, row: int) -> None:
 def _judged(context: CheckContext, tenants: list[_Tenant]) -> Iterator[JudgedRow]:
     """Each tenant's errors, and eager's own in a row that never had another."""
     eager = []
-    for row, expected_PV in zip(context.rows, context.expected[1:], strict=True):
+    rows = counted(context.rows, "serving: row of eager", context.progress)
+    for row, expected_PV in zip(rows, context.expected[1:], strict=True):
         (outputs_PV,) = context.run_rows(context.eager, row.ids_S[None], [row.prompt], row.prompt)
         eager.append(measure(outputs_PV, expected_PV, range(len(row.ids_S))))
     for one in tenants:

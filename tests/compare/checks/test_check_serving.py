@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from blockexport.compare.checks import check_serving
 from blockexport.compare.checks.catalogue import choose_checks
 from blockexport.compare.core.check import CheckResult, Verdict
-from blockexport.compare.judge import JudgeOptions
+from blockexport.compare.judge import ROW_PROMPT, ROW_STEPS, JudgeOptions
 from blockexport.compare.judged_bundle import judge_bundle
 from blockexport.models.precision import Precision
 from blockexport.runtime.decoder import Decoder
@@ -39,6 +40,21 @@ def test_each_tenant_gets_what_it_gets_alone(bundle: Path, backend: str) -> None
     result = judged(bundle, backend)
     assert result.verdict is Verdict.PASS, result.message
     assert "10 tenants of 3 rows: within the noise floor" in result.message
+
+
+def test_alone_it_runs_no_long_sequence(bundle: Path) -> None:
+    tokens = judge_bundle(bundle, JudgeOptions(checks=("serving",)), made_of=gainful(EVERYTHING)).report.tokens
+    assert (tokens.prefill, tokens.decode) == (ROW_PROMPT, ROW_STEPS)
+
+
+def test_large_models_have_fewer_tenants(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_serving, "LARGE", 1)
+    told = list[tuple[str, int, int]]()
+    options = JudgeOptions(checks=("serving",))
+    judgement = judge_bundle(bundle, options, made_of=gainful(EVERYTHING), progress=lambda *said: told.append(said))
+    assert judgement.report.checks[0].message.startswith("5 tenants")  # one of six gave up at once
+    shares = [(done, total) for label, done, total in told if label == "serving: token"]
+    assert len({total for _, total in shares}) == 1 and shares[-1][0] == shares[-1][1]
 
 
 def test_in_half_precision_too(tmp_path: Path) -> None:
