@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from blockexport.bundle_export import ExportedBundle, export_bundle
     from blockexport.compare.ablation.ablate import ablate
     from blockexport.compare.diff_bundles import diff_bundles
+    from blockexport.compare.judged_chain import compare_chain
     from blockexport.compare.verify_bundle import verify_bundle
     from blockexport.export.redeclare import redeclare
     from blockexport.export.tensorrt.trt_adapter import BuildOptions
     from blockexport.library import bench_bundle, build_engine, compare_bundle
     from blockexport.models.errors import BlockexportError, NotJudgedError, RejectedBundleError, UsageError
     from blockexport.models.model_cost import inspect_model
-    from blockexport.runtime.open import open_decoder
+    from blockexport.runtime.open import open_chain, open_decoder
 
     __version__: str
 
@@ -41,9 +42,11 @@ _HOMES = {
     "bench_bundle": "library",
     "build_engine": "library",
     "compare_bundle": "library",
+    "compare_chain": "compare.judged_chain",
     "diff_bundles": "compare.diff_bundles",
     "export_bundle": "bundle_export",
     "inspect_model": "models.model_cost",
+    "open_chain": "runtime.open",
     "open_decoder": "runtime.open",
     "redeclare": "export.redeclare",
     "verify_bundle": "compare.verify_bundle",
@@ -60,9 +63,11 @@ __all__ = [
     "bench_bundle",
     "build_engine",
     "compare_bundle",
+    "compare_chain",
     "diff_bundles",
     "export_bundle",
     "inspect_model",
+    "open_chain",
     "open_decoder",
     "redeclare",
     "verify_bundle",

@@ -70,6 +70,7 @@ def export_bundle(
     max_sequence_length: int | None = None,
     headless: bool = False,
     last_logits_only: bool = False,
+    layers: str | None = None,
     pt2: bool = False,
     quantize: str | None = None,
     block_size: int | None = None,
@@ -99,6 +100,7 @@ def export_bundle(
         max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
         headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
         last_logits_only: logits of each row's last position only.
+        layers: `16:24`, the layers from 16 on and before 24, as a stage, which `compare_chain` judges with the others.
         pt2: also write the `torch.export` program.
         quantize: `int4` or `int8`: quantise the matrices of the layers; None leaves all weights in the precision.
         block_size: 32, 64 or 128 inputs that share a scale, with `quantize`; by default those of a
@@ -121,14 +123,24 @@ def export_bundle(
         UsageError: a checkpoint that cannot be read or exported, something in the way of the output, a disk too small.
         NotJudgedError: there is too little memory to judge the bundle.
     """
+    from blockexport.export.bundle.chain import JUDGED_TOGETHER, refuse_beside_layers, stage_record
     from blockexport.export.bundle.stage import staged
     from blockexport.export.output.disk import space_errors
     from blockexport.export.output.place import bundle_place, inputs_of
     from blockexport.export.preflight import check_room
     from blockexport.models.checkpoints.sources import open_checkpoint
+    from blockexport.models.checkpoints.stage_checkpoint import StageCheckpoint
     from blockexport.models.checkpoints.taken_schemes import suited
 
     ends, attention = _ends(headless=headless, last_logits_only=last_logits_only), AttentionForms.named(attention)
+    if layers is not None:
+        refuse_beside_layers(
+            headless=headless,
+            logits_last=last_logits_only,
+            attention=attention is not AttentionForms.MASKED,
+            pt2=pt2,
+            calibrate=calibrate,
+        )
     element = Precision.named(precision).element
     slots, seed = whole("max_sequence_length", max_sequence_length, least=1), whole("seed", seed)
     quantisation = asked_quantisation(
@@ -141,11 +153,15 @@ def export_bundle(
     checkpoint = open_checkpoint(str(model), seed=seed, lora=lora)
     if quantisation is not None:
         quantisation = suited(quantisation, checkpoint, block_size_asked=block_size is not None)
+    part = None if layers is None else stage_record(layers, checkpoint.config.num_hidden_layers)
+    if part is not None:
+        chosen = range(part.first, part.stop)
+        checkpoint, ends = StageCheckpoint(checkpoint, chosen), Ends.of_stage(chosen, part.layers)
     slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)
     interface = Interface(checkpoint.config, element, slots, ends)
-    memory = whole("max_memory", max_memory, least=1)
+    memory, judged_here = whole("max_memory", max_memory, least=1), compare and part is None
     numbers = check_room(
-        checkpoint, interface, output, judged=compare, pt2=pt2, quantisation=quantisation, max_memory=memory
+        checkpoint, interface, output, judged=judged_here, pt2=pt2, quantisation=quantisation, max_memory=memory
     )
     if numbers is not None:
         note(numbers)
@@ -153,10 +169,10 @@ def export_bundle(
     with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
             how = interface, quantisation, calibration, attention
-            manifest = _write(checkpoint, stage.folder, *how, pt2, progress, note)
+            manifest = replace(_write(checkpoint, stage.folder, *how, pt2, progress, note), stage=part)
         reports: dict[str, Report] = {}
-        not_judged = None
-        for graph in manifest.graphs if compare else ():
+        not_judged = JUDGED_TOGETHER if compare and part is not None else None
+        for graph in manifest.graphs if judged_here else ():
             judged = _judge(checkpoint, stage.folder, manifest, graph, progress)
             if isinstance(judged, str):
                 not_judged = judged

@@ -137,6 +137,7 @@ def build_engine(
         RejectedBundleError: the bundle was judged and found bad.
         UsageError: a graph that TensorRT would misread, options that the backend ignores, a GPU it does not serve.
     """
+    from blockexport.export.bundle.chain import require_whole
     from blockexport.export.bundle.check_graph import read_graph
     from blockexport.export.bundle.engine_entry import engine_name
     from blockexport.export.bundle.manifest import read_manifest
@@ -158,6 +159,7 @@ def build_engine(
     targets = adapter.targets(compute_capabilities)
     adapter.check_options(options)
     manifest = read_manifest(folder)
+    require_whole(manifest, folder, "build an engine of the model in one piece")
     adapter.check_precision(manifest.precision, targets)
     read_graph(folder, manifest)  # which tells a forged M from the bundle's
     slots = manifest.max_sequence_length

@@ -59,6 +59,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     from blockexport.compare.judged_bundle import require_own_weights
     from blockexport.export.aoti import compile_package
     from blockexport.export.bundle.bundle import add_files
+    from blockexport.export.bundle.chain import require_whole
     from blockexport.export.bundle.check_graph import read_graph
     from blockexport.export.bundle.file_check import check_artifact
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
@@ -67,6 +68,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     from blockexport.runtime.recorded_source import open_source
 
     manifest = read_manifest(bundle)
+    require_whole(manifest, bundle, "compile the model in one piece")
     if manifest.quantisation is not None:
         raise UsageError(f"{bundle} is quantised, and aoti has no quantised form: export it without --quantize")
     require_not_bad(bundle, manifest)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    bundle: compare_options.BundleIfAny = None,
+    bundle: compare_options.BundlesIfAny = None,
     backend: compare_options.BackendByPrecision = None,
     device: options.Device = CPU_NAME,
     model: options.Source = None,
@@ -55,6 +55,8 @@ def compare(
     With --onnx the file is another tool's: it is called the way that tool's runtime calls it, and judged on the checks
     that its inputs allow.
 
+    Several bundles are the stages of one model (`blockexport onnx --layers`), in their order, and judged together.
+
     Example: blockexport compare smollm2 --report smollm2-parity
     """
     _check_options(bundle, onnx, mapped, model, lora, backend, text, tokens)
@@ -65,11 +67,13 @@ def compare(
     from blockexport.compare.checks.catalogue import choose_checks
     from blockexport.compare.judge import JudgeOptions
     from blockexport.compare.judge_foreign import judge_foreign
+    from blockexport.compare.judged_chain import compare_chain
     from blockexport.compare.report.report_files import report_place
     from blockexport.export.output.place import inputs_of
     from blockexport.library import compare_bundle
 
-    folder = None if report is None else report_place(report, inputs_of(bundle, *(onnx or ()), model, lora, text))
+    inputs = inputs_of(*(bundle or ()), *(onnx or ()), model, lora, text)
+    folder = None if report is None else report_place(report, inputs)
     how: dict[str, Any] = {
         "checks": tuple(check or ()),
         "decode_steps": decode_steps,
@@ -90,9 +94,13 @@ def compare(
             stack.close()  # the bars go away before the verdict comes
             return _show_and_write(judgement, folder, no_explain=no_explain, as_json=as_json, quiet=quiet)
 
-        if bundle is not None:
-            source: dict[str, Any] = {"model": model, "lora": lora, "device": device}
-            return compare_bundle(bundle, backend=backend, explain=explain, **source, **more, **how).exit_code
+        source: dict[str, Any] = {"model": model, "lora": lora, "backend": backend, "explain": explain}
+        if bundle and len(bundle) > 1:
+            if how.pop("cost") or how.pop("max_kl") is not None or device != CPU_NAME:
+                raise UsageError("--cost, --max-kl and --device are for a bundle in one piece: leave them out")
+            return compare_chain(bundle, **source, **more, **how).exit_code
+        if bundle:
+            return compare_bundle(bundle[0], device=device, **source, **more, **how).exit_code
         judgement = judge_foreign(onnx or (), model or "", JudgeOptions(**how), mapped=mapped or (), **more)
         return explain(judgement).exit_code
 
@@ -101,7 +109,7 @@ TEXT_BYTES = 1 << 24  # of --text: the longest caches have a million slots, and 
 
 
 def _check_options(
-    bundle: Path | None,
+    bundle: list[Path] | None,
     onnx: list[Path] | None,
     mapped: list[str] | None,
     model: str | None,
@@ -115,13 +123,13 @@ def _check_options(
     if not onnx:
         if mapped:
             raise UsageError("--map says what another tool's file calls its inputs: it goes with --onnx FILE")
-        if bundle is None:
+        if not bundle:
             raise UsageError(
                 "there is nothing to judge: name a BUNDLE, or another tool's file with --onnx FILE --model CHECKPOINT"
             )
         return
-    if bundle is not None:
-        raise UsageError(f"--onnx {onnx[0]} and the bundle {bundle} are two artifacts: judge them one at a time")
+    if bundle:
+        raise UsageError(f"--onnx {onnx[0]} and the bundle {bundle[0]} are two artifacts: judge them one at a time")
     if model is None:
         raise UsageError(f"--onnx {onnx[0]} needs --model CHECKPOINT: the file does not say what it was exported from")
     if lora is not None:

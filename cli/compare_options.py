@@ -11,10 +11,12 @@ from blockexport.cli.options import choice
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import backend_names, usual_backend
 
-BundleIfAny = Annotated[
-    Path | None,
+BundlesIfAny = Annotated[
+    list[Path] | None,
     typer.Argument(
-        metavar="BUNDLE", help="Folder that `blockexport onnx` made (omitted with --onnx).", show_default=False
+        metavar="BUNDLE...",
+        help="Folder that `blockexport onnx` made (omitted with --onnx), or the stages of a model in their order.",
+        show_default=False,
     ),
 ]
 BackendByPrecision = Annotated[

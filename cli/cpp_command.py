@@ -50,6 +50,7 @@ def cpp(
     if cmake_dir:
         typer.echo(cpp_project.cmake_dir())
         return ExitCode.GOOD
+    from blockexport.export.bundle.chain import require_whole
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.bundle.own_verdict import require_not_bad
     from blockexport.export.output.place import inputs_of
@@ -57,6 +58,7 @@ def cpp(
     if bundle is None or output is None:
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
     manifest = read_manifest(bundle)
+    require_whole(manifest, bundle, "the C++ library runs models in one piece")
     require_not_bad(bundle, manifest)
     backends, quoted = tuple(backend or (ONNXRUNTIME.name,)), shlex.quote(str(bundle))
     cpp_project.write_project(output, backends, inputs_of(bundle), force=force)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,6 +56,10 @@ def generate(
     draft_tokens: Annotated[
         int, typer.Option("--draft-tokens", metavar="K", min=1, help="The most tokens that a draft proposes at a time.")
     ] = 8,
+    then: Annotated[
+        list[Path] | None,
+        typer.Option("--then", metavar="STAGE", help="The stage after BUNDLE, or after the last --then; repeated."),
+    ] = None,
     backend: options.Backend = ONNXRUNTIME.name,
     device: options.Device = CPU_NAME,
     model: options.Source = None,
@@ -81,7 +86,7 @@ def generate(
     from blockexport.export.bundle.manifest import MANIFEST, read_manifest
     from blockexport.export.bundle.own_verdict import known_bad
     from blockexport.runtime.backends import backend_named
-    from blockexport.runtime.open import open_decoder
+    from blockexport.runtime.open import open_model
     from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
     from blockexport.runtime.text.generate import Generation
     from blockexport.runtime.text.open_draft import open_draft
@@ -95,8 +100,8 @@ def generate(
     text = _read_prompt(prompt)
     use_threads(threads)
     opened = partial(
-        open_decoder,
-        bundle,
+        open_model,
+        [bundle, *(then or ())],
         backend,
         max_sequence_length=max_sequence_length,
         model=model,

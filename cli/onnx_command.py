@@ -41,6 +41,10 @@ def onnx(
             "for CUDA wants and TensorRT does not take; or a graph of each.",
         ),
     ] = AttentionForms.MASKED.value,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", metavar="FIRST:STOP", help="Some layers alone, as a stage: those before STOP."),
+    ] = None,
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, the torch.export program.")] = False,
     quantize: options.Quantize = None,
     block_size: options.BlockSize = None,
@@ -79,6 +83,7 @@ def onnx(
         headless=headless,
         last_logits_only=logits == "last",
         attention=attention,
+        layers=layers,
         pt2=pt2,
         quantize=quantize,
         block_size=block_size,

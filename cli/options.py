@@ -29,6 +29,12 @@ def _slots(help: str) -> Any:
 
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `blockexport onnx`.")]
+BundleOrStages = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="BUNDLE...", help="A bundle made by `blockexport onnx`, or the stages of a model in their order."
+    ),
+]
 Model = Annotated[
     str,
     typer.Argument(

@@ -14,7 +14,7 @@ from blockexport.runtime.threads import use_threads
 
 
 def serve(
-    bundle: options.Bundle,
+    bundle: options.BundleOrStages,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
     rows: Annotated[
@@ -59,13 +59,14 @@ def serve(
 
     There are /v1/chat/completions, /v1/completions (both also as streams), /v1/models, /health and /metrics. Requests
     share the B rows of one static cache, for which there is memory for B x M slots; each answer is what it is alone.
+    Several bundles are the stages of one model (`blockexport onnx --layers`), in their order.
     SIGTERM or Ctrl-C ends the server when the answers that have begun are whole.
 
     Example: blockexport serve smollm2 --rows 4 --port 8000
     """
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.bundle.own_verdict import known_bad
-    from blockexport.runtime.open import open_decoder
+    from blockexport.runtime.open import open_model
 
     try:
         from blockexport.runtime.serving.http_app import HttpLimits
@@ -76,11 +77,11 @@ def serve(
             f"{error.name} is not installed, and serve needs it: pip install 'blockexport[serve]'"
         ) from error
 
-    manifest = read_manifest(bundle)
-    if (reason := known_bad(bundle, manifest)) is not None:
-        console.say(f"warning: {reason}")
+    for one in bundle:
+        if (reason := known_bad(one, read_manifest(one))) is not None:
+            console.say(f"warning: {reason}")
     use_threads(threads)
-    decoder = open_decoder(bundle, backend, max_sequence_length=max_sequence_length, model=model, exact=exact)
+    decoder = open_model(bundle, backend, max_sequence_length=max_sequence_length, model=model, exact=exact)
     asked = ServerOptions(
         host=host,
         port=port,
@@ -97,12 +98,12 @@ def serve(
     def ready(address: str) -> None:
         slots = decoder.max_sequence_length
         console.say(
-            f"{asked.name or bundle.resolve().name} on {address}/v1 ({rows} rows of {slots} slots)", quiet=quiet
+            f"{asked.name or bundle[0].resolve().name} on {address}/v1 ({rows} rows of {slots} slots)", quiet=quiet
         )
         if api_key is None and not _is_loopback(host):
             console.say(f"warning: whoever reaches {host} may use it: --api-key asks for a key")
 
-    serve_bundle(bundle, decoder, asked, ready)
+    serve_bundle(bundle[0], decoder, asked, ready)
     return ExitCode.GOOD
 
 

@@ -160,7 +160,7 @@ def _files(ours: Manifest, theirs: Manifest) -> Iterator[Difference]:
 
 def _numerics(first: Path, ours: Manifest, second: Path, theirs: Manifest) -> Numerics | str:
     """What the two compute on the same tokens, or why that cannot be compared."""
-    if ours.headless or theirs.headless:
+    if not all(one.interface.ends.from_ids and one.interface.ends.to_logits for one in (ours, theirs)):
         return "without embedding or output head there are no tokens and logits to compare"
     if ours.config.vocab_size != theirs.config.vocab_size:
         return f"their vocabularies have {ours.config.vocab_size} and {theirs.config.vocab_size} tokens"

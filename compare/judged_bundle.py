@@ -16,6 +16,7 @@ from blockexport.compare.core.context import CheckContext
 from blockexport.compare.core.quantising_cost import NamedRun
 from blockexport.compare.judge import Judgement, JudgeOptions, run_checks
 from blockexport.compare.judged_cost import APART, IN_INTEGERS, cost_question, with_cost
+from blockexport.export.bundle.chain import require_whole
 from blockexport.export.bundle.file_check import check_file
 from blockexport.export.bundle.manifest import GRAPHS, ONNX_FILE, FileEntry, Manifest, read_manifest
 from blockexport.export.preflight import check_memory
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from blockexport.compare.explain.explanation import Explanation
+
+QUANTISED = (
+    "the bundle's weights are quantised: its graph is judged on the weights that it has, with activations in their "
+    f"declared type, and those weights, code by code, by the checkpoint's; {APART}"
+)
+"""A note on every bundle whose weights are."""
 
 _WITH_WEIGHTS = GRAPHS  # the others hold their own
 
@@ -71,6 +78,7 @@ def judge_bundle(
             is not quantised.
     """
     manifest = read_manifest(folder)
+    require_whole(manifest, folder, "judge it with the others, all stages in their order")
     backend = backend or usual_backend(manifest.precision)
     require_judgeable(backend, manifest.precision, device_for(backend, device))
     checkpoint = made_of or open_source(manifest, model, lora)
@@ -172,11 +180,7 @@ def as_stored(checkpoint: Checkpoint, folder: Path, manifest: Manifest) -> tuple
     """
     if manifest.quantisation is None:
         return checkpoint, ()
-    note = (
-        "the bundle's weights are quantised: its graph is judged on the weights that it has, with activations in their "
-        f"declared type, and those weights, code by code, by the checkpoint's; {APART}"
-    )
-    return StoredCheckpoint(checkpoint, folder, manifest.quantisation), (note,)
+    return StoredCheckpoint(checkpoint, folder, manifest.quantisation), (QUANTISED,)
 
 
 def require_own_weights(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:

@@ -151,8 +151,11 @@ def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable
 
 
 def _write_configs(checkpoint: Checkpoint, folder: Path, interface: Interface, note: Note) -> list[str]:
-    """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless."""
+    """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless.
+    None of a stage, which is no model of theirs."""
     files: dict[str, object] = {}
+    if interface.ends.is_stage:
+        return []
     hugging_face = config_to_hf(replace(checkpoint.config, dtype=interface.element.name))
     if hugging_face is not None:
         files["config.json"] = hugging_face

@@ -20,12 +20,16 @@ class Ends(StrEnum):
     """What a decoder begins and ends with.
 
     With the hidden states after the final norm for outputs it is headless: it takes embeddings, and has neither
-    embedding nor output head.
+    embedding nor output head. A stage has some of a model's layers: between stages goes the residual stream, and the
+    final norm is in the last one, with the head.
     """
 
     LOGITS = "logits"
     LAST_LOGITS = "logits of each row's last token only"
     HIDDEN_STATES = "hidden states"
+    FIRST_STAGE = "the stream after a first stage"
+    INNER_STAGE = "the stream after a stage in the middle"
+    LAST_STAGE = "logits after a last stage"
 
     @classmethod
     def of(cls, *, headless: bool = False, last_logits_only: bool = False) -> Ends:
@@ -37,6 +41,33 @@ class Ends(StrEnum):
         if headless and last_logits_only:
             raise ValueError("a headless decoder has no logits, of the last token or of others")
         return cls.HIDDEN_STATES if headless else cls.LAST_LOGITS if last_logits_only else cls.LOGITS
+
+    @classmethod
+    def of_stage(cls, layers: range, num_hidden_layers: int) -> Ends:
+        """The ends of a stage that has some of a model's layers, not all of them."""
+        if layers.start == 0:
+            return cls.FIRST_STAGE
+        return cls.LAST_STAGE if layers.stop == num_hidden_layers else cls.INNER_STAGE
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether other stages come before it, after it, or both."""
+        return self in (Ends.FIRST_STAGE, Ends.INNER_STAGE, Ends.LAST_STAGE)
+
+    @property
+    def from_ids(self) -> bool:
+        """Whether token ids go in, so that it has the embedding."""
+        return self in (Ends.LOGITS, Ends.LAST_LOGITS, Ends.FIRST_STAGE)
+
+    @property
+    def to_logits(self) -> bool:
+        """Whether logits come out, so that it has the output head."""
+        return self in (Ends.LOGITS, Ends.LAST_LOGITS, Ends.LAST_STAGE)
+
+    @property
+    def normed(self) -> bool:
+        """Whether it has the final norm."""
+        return self not in (Ends.FIRST_STAGE, Ends.INNER_STAGE)
 
     @property
     def headless(self) -> bool:
@@ -106,18 +137,20 @@ class Interface:
 
     @property
     def input_name(self) -> str:
-        """`input_ids` or `inputs_embeds`."""
-        return io_names.INPUTS_EMBEDS if self.ends.headless else io_names.INPUT_IDS
+        """`input_ids`, `inputs_embeds`, or what a stage takes from the one before it."""
+        if self.ends.from_ids:
+            return io_names.INPUT_IDS
+        return io_names.HIDDEN_STATES_IN if self.ends.is_stage else io_names.INPUTS_EMBEDS
 
     @property
     def output_name(self) -> str:
         """`logits` or `hidden_states`."""
-        return io_names.HIDDEN_STATES if self.ends.headless else io_names.LOGITS
+        return io_names.LOGITS if self.ends.to_logits else io_names.HIDDEN_STATES
 
     @property
     def width(self) -> int:
         """Values of an output for a token: V, or D of hidden states."""
-        return self.config.hidden_size if self.ends.headless else self.config.vocab_size
+        return self.config.vocab_size if self.ends.to_logits else self.config.hidden_size
 
     def output_shape(self, rows: int, length: int) -> tuple[int, int, int]:
         """Of the outputs of `length` tokens in each of `rows` rows."""
@@ -127,10 +160,10 @@ class Interface:
     def inputs(self) -> tuple[Port, ...]:
         """Ids or embeddings, positions, and the caches."""
         axes = (io_names.BATCH_AXIS, io_names.SEQUENCE_AXIS)
-        if self.ends.headless:
-            first = Port(self.input_name, self.element.name, (*axes, self.config.hidden_size))
-        else:
+        if self.ends.from_ids:
             first = Port(self.input_name, "int64", axes)
+        else:
+            first = Port(self.input_name, self.element.name, (*axes, self.config.hidden_size))
         past = io_names.past_names(self.config.num_hidden_layers)
         return (first, Port(io_names.POSITION_IDS, "int64", axes), *(self._cache(name) for name in past))
 

@@ -16,21 +16,22 @@ from blockexport.models.wording import size
 
 
 def checked_inputs(inputs: torch.Tensor, interface: Interface) -> torch.Tensor:
-    """Ids as int64 [B, S], or the embeddings [B, S, D] of a headless model in its own type.
+    """Ids as int64 [B, S]; or the embeddings [B, S, D] of a headless model, the hidden states of a stage, in its type.
 
     Raises:
         UsageError: another type or shape, no token, or an id outside of the vocabulary.
     """
-    config, headless = interface.config, interface.ends.headless
+    config, from_ids = interface.config, interface.ends.from_ids
     _require_tensor("inputs", inputs)
-    wanted = f"embeddings [batch_size, sequence_length, {config.hidden_size}]" if headless else _IDS
-    if inputs.ndim != (3 if headless else 2) or 0 in inputs.shape:
+    kind, whose = ("hidden states", "stage") if interface.ends.is_stage else ("embeddings", "headless model")
+    wanted = _IDS if from_ids else f"{kind} [batch_size, sequence_length, {config.hidden_size}]"
+    if inputs.ndim != (2 if from_ids else 3) or 0 in inputs.shape:
         raise UsageError(
             f"inputs are {list(inputs.shape)}: this model takes {wanted}, with at least one row and one token"
         )
-    if headless:
+    if not from_ids:
         if not inputs.is_floating_point() or inputs.shape[2] != config.hidden_size:
-            raise UsageError(f"inputs are {_described(inputs)}: this headless model takes {wanted}, of a floating type")
+            raise UsageError(f"inputs are {_described(inputs)}: this {whose} takes {wanted}, of a floating type")
         return inputs.to(interface.dtype)
     if not _is_integer(inputs):
         raise UsageError(f"inputs are {_described(inputs)}: this model takes {wanted}, which are integers")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+from blockexport.export.bundle.chain import read_chain, require_whole
 from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import read_manifest
+from blockexport.models.checkpoints.stage_checkpoint import joined_config
 from blockexport.models.errors import UsageError
 from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 from blockexport.runtime.backends import ONNXRUNTIME, Opening, backend_named, device_for
+from blockexport.runtime.chain_decoder import ChainDecoder
 from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.decoder import Decoder
 
@@ -64,3 +68,35 @@ def open_decoder(
     decoder = record.open(wanted)
     decoder.most_slots = decoder.max_sequence_length if record.built_slots else manifest.rope_table_rows
     return decoder
+
+
+def open_chain(folders: Sequence[str | Path], backend: str = ONNXRUNTIME.name, **how: Any) -> ChainDecoder:
+    """The decoder of a whole model whose stages are the bundles in `folders`, all in this process.
+
+    Args:
+        folders: the stages in the order of their layers, as `export_bundle` makes them with `layers`.
+        backend: see `open_decoder`.
+        how: its other arguments.
+
+    Raises:
+        UsageError: they are no stages of one model, some are missing, or as `open_decoder`.
+    """
+    manifests = read_chain([Path(folder) for folder in folders])
+    if (device := how.get("device", CPU_NAME)) != CPU_NAME:
+        raise UsageError(f"--device {device} runs a bundle in one piece, and stages run on the processor: leave it out")
+    stages = [open_decoder(folder, backend, **how) for folder in folders]
+    decoder = ChainDecoder(stages, joined_config([one.config for one in manifests]))
+    decoder.most_slots = min(stage.most_slots or stage.max_sequence_length for stage in stages)
+    return decoder
+
+
+def open_model(folders: Sequence[Path], backend: str = ONNXRUNTIME.name, **how: Any) -> Decoder:
+    """The decoder of a bundle, or of a model whose stages are several.
+
+    Raises:
+        UsageError: see `open_chain`; a stage alone.
+    """
+    if len(folders) > 1:
+        return open_chain(folders, backend, **how)
+    require_whole(read_manifest(folders[0]), folders[0], "name all stages, in the order of their layers")
+    return open_decoder(folders[0], backend, **how)

@@ -9,6 +9,7 @@ from blockexport.export.bundle.source_digest import adapter_digest, source_diges
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.merged_checkpoint import MergedCheckpoint
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.checkpoints.stage_checkpoint import StageCheckpoint
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
 
@@ -20,7 +21,7 @@ def open_source(manifest: Manifest, model: str | None = None, lora: str | Path |
 
     What was named may differ from what is recorded (the same weights in another file, or a suspect): what it says is
     what the artifact is held against. Only its tensors must have the artifact's shapes. The adapter that is recorded
-    is merged into a model that was named, too, unless `lora` is `none`.
+    is merged into a model that was named, too, unless `lora` is `none`. Of a stage it is a `StageCheckpoint`.
 
     Raises:
         NotJudgedError: model or adapter was not named, and the recorded one is not there or has changed.
@@ -32,6 +33,14 @@ def open_source(manifest: Manifest, model: str | None = None, lora: str | Path |
         checkpoint = _with_recorded(checkpoint, recorded.adapter)
     elif lora is not None and lora != NO_ADAPTER:
         checkpoint = MergedCheckpoint(checkpoint, Path(lora))
+    if manifest.stage is not None:
+        stage = manifest.stage
+        if stage.layers != checkpoint.config.num_hidden_layers:
+            raise UsageError(
+                f"{model or recorded.reference} has {checkpoint.config.num_hidden_layers} layers, and the bundle is a "
+                f"stage of {stage.layers}. Name the checkpoint that the bundle was exported from"
+            )
+        checkpoint = StageCheckpoint(checkpoint, range(stage.first, stage.stop))
     if model is not None or lora is not None:
         _check_shapes(manifest, checkpoint, model or recorded.reference)
     return checkpoint

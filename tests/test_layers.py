@@ -46,6 +46,7 @@ HOMES: dict[str, set[str]] = {
         "compare/audits/stored_matrices.py",
         "compare/explain/foreign_values.py",
         "cli/doctor_command.py",
+        "compare/chain_graph.py",
     },
     "onnx_ir": {
         "export/graph/*.py",
@@ -54,6 +55,7 @@ HOMES: dict[str, set[str]] = {
         "runtime/replay/replay_graph.py",
         "compare/audits/*.py",
         "compare/judged_bundle.py",
+        "compare/chain_graph.py",
     },
     "cryptography": {"export/bundle/signature.py"},
     "gguf": {"models/checkpoints/gguf_checkpoint.py", "models/checkpoints/gguf_header.py"},

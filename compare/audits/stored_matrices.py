@@ -73,18 +73,23 @@ class StoredCheckpoint(CodedCheckpoint):
         original: the source, with an output head of its own where the bundle has one.
         matrices: what is quantised in the file, by the names of the tensors.
 
+    `folder` is where the file lies, or `model`, where that is given, has its weights.
+
     Raises:
         NotJudgedError: the file dequantises something in a form that the exporter does not write.
     """
 
-    def __init__(self, source: Checkpoint, folder: Path, quantisation: Quantisation) -> None:
+    def __init__(
+        self, source: Checkpoint, folder: Path, quantisation: Quantisation, model: onnx.ModelProto | None = None
+    ) -> None:
         untied = quantisation.stored_config(source.config) != source.config
         self.original = UntiedCheckpoint(source) if untied else source
         self.config, self.source, self.notes = self.original.config, source.source, source.notes
         self.range_is_stated = source.range_is_stated
         self.quantisation = quantisation
         self._folder = folder
-        self.matrices = dict(self._parts(_matrices(onnx.load(folder / ONNX_FILE, load_external_data=False))))
+        model = model or onnx.load(folder / ONNX_FILE, load_external_data=False)
+        self.matrices = dict(self._parts(_matrices(model)))
         self.entries = {
             name: replace(entry, dtype="F32", location=None) if name in self.in_codes else entry
             for name, entry in self.original.entries.items()

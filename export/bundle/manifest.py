@@ -80,6 +80,15 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
+class StageRecord:
+    """Which layers of a model of `layers` layers a stage has: those from `first` on, up to the one before `stop`."""
+
+    first: int
+    stop: int
+    layers: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The whole record. `files` are relative POSIX paths; the manifest itself is not among them."""
 
@@ -99,6 +108,7 @@ class Manifest:
     conversion: dict[str, Any] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
     quantisation: Quantisation | None = None
+    stage: StageRecord | None = None
     engines: dict[str, Any] = field(default_factory=dict)  # file name -> EngineEntry of trt_engine.py, as JSON
     schema_version: int = SCHEMA_VERSION
 
@@ -109,7 +119,10 @@ class Manifest:
         Raises:
             ValueError: its ends contradict each other.
         """
-        ends = Ends.of(headless=self.headless, last_logits_only=self.last_logits_only)
+        if self.stage is None:
+            ends = Ends.of(headless=self.headless, last_logits_only=self.last_logits_only)
+        else:
+            ends = Ends.of_stage(range(self.stage.first, self.stage.stop), self.stage.layers)
         return Interface(self.config, self.precision.element, self.max_sequence_length, ends)
 
     @property
@@ -118,11 +131,12 @@ class Manifest:
         return [name for name in GRAPHS if name in self.files]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values. Without quantised matrices or an adapter their keys are left out, which earlier readers
-        lack."""
+        """Plain JSON values. Without quantised matrices, an adapter or other stages their keys are left out, which
+        earlier readers lack."""
         values = asdict(self)
-        if self.quantisation is None:
-            del values["quantisation"]
+        for name in ("quantisation", "stage"):
+            if values[name] is None:
+                del values[name]
         if self.source.adapter is None:
             del values["source"]["adapter"]
         return values
@@ -247,6 +261,14 @@ def check_manifest(manifest: Manifest) -> None:
         )
     if not 1 <= slots <= rows:
         raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
+    stage = manifest.stage
+    if stage is not None and not (
+        0 <= stage.first < stage.stop <= stage.layers and config.num_hidden_layers == stage.stop - stage.first
+    ):
+        raise ValueError(
+            f"stage is {stage.first}:{stage.stop} of {stage.layers} layers, and must be "
+            f"{config.num_hidden_layers} of them, as config.num_hidden_layers says"
+        )
     if ONNX_FILE not in manifest.files:
         raise ValueError(f"files does not list {ONNX_FILE}, which every bundle has")
     for path, entry in manifest.files.items():

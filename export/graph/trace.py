@@ -106,7 +106,7 @@ def example_inputs(interface: Interface, sizes: Sizes = SMALL) -> tuple[torch.Te
     batch, length, slots = sizes
     config, positions = interface.config, torch.zeros(batch, length, dtype=torch.int64)
     embeds = torch.zeros(batch, length, config.hidden_size, dtype=interface.dtype)
-    inputs = embeds if interface.ends.headless else torch.zeros_like(positions)
+    inputs = torch.zeros_like(positions) if interface.ends.from_ids else embeds
     return inputs, positions, empty_cache(config, batch, slots, interface.dtype)
 
 

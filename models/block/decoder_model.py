@@ -26,13 +26,14 @@ from blockexport.models.interface import Ends
 class Stack(nn.Module):
     """Embedding, blocks and final norm: what a Hugging Face checkpoint calls `model`."""
 
-    def __init__(self, config: ModelConfig, headless: bool) -> None:
+    def __init__(self, config: ModelConfig, ends: Ends) -> None:
         super().__init__()
-        self.embed_tokens = None if headless else Embedding(config.vocab_size, config.hidden_size)
-        positions = config.max_position_embeddings if config.learned_positions else 0
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if ends.from_ids else None
+        learned = config.learned_positions and (ends.from_ids or ends.headless)
+        positions = config.max_position_embeddings if learned else 0
         self.embed_positions = Embedding(positions, config.hidden_size) if positions else None
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = Norm(config, config.hidden_size)
+        self.norm: nn.Module = Norm(config, config.hidden_size) if ends.normed else nn.Identity()
 
 
 def last_tokens(x_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
@@ -56,8 +57,8 @@ class DecoderModel(nn.Module):
         self.config = config
         self.ends = ends
         self.windows = sorted({config.window_of(i) for i in range(config.num_hidden_layers)}, key=lambda w: w or 0)
-        self.model = Stack(config, ends.headless)
-        has_own = not ends.headless and (config.head_bias or not config.tie_word_embeddings)
+        self.model = Stack(config, ends)
+        has_own = ends.to_logits and (config.head_bias or not config.tie_word_embeddings)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias) if has_own else None
         if self.lm_head is not None and config.tie_word_embeddings:
             self.lm_head.register_parameter("weight", None)
@@ -79,16 +80,17 @@ class DecoderModel(nn.Module):
         learned = None if positions is None else positions(position_ids_BS)
         slots_M = torch.arange(past_key_BKMH.shape[2], device=position_ids_BS.device)
         masks = [visible_slots(position_ids_BS, slots_M, window) for window in self.windows]
-        x_TD = embedded(rows, self.config, learned).reshape(-1, self.config.hidden_size)
-        return x_TD, position_ids_BS[:, 0], masks
+        begins = self.ends.from_ids or self.ends.headless
+        stream = embedded(rows, self.config, learned) if begins else rows
+        return stream.reshape(-1, self.config.hidden_size), position_ids_BS[:, 0], masks
 
     def leave(self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Logits [B, S, V] ([B, 1, V] of the last tokens only), or hidden states [B, S, D] of a headless stack."""
+        """Logits [B, S, V] ([B, 1, V] of the last tokens only), or hidden states [B, S, D] of what has no head."""
         batch, length = position_ids_BS.shape
         x_TD = self.model.norm(x_TD)
-        if self.ends is not Ends.LOGITS:
+        if not self.ends.to_logits or self.ends.last_logits_only:
             x_BSD = x_TD.view(batch, length, self.config.hidden_size)
-            if self.ends.headless:
+            if not self.ends.to_logits:
                 return x_BSD
             x_TD, length = last_tokens(x_BSD, position_ids_BS), 1
         bias = None if self.lm_head is None else self.lm_head.bias
@@ -109,7 +111,8 @@ class DecoderModel(nn.Module):
         """One forward pass.
 
         Args:
-            inputs: int64 ids [B, S], or rows of the embedding [B, S, D] when headless.
+            inputs: int64 ids [B, S], rows of the embedding [B, S, D] when headless, or the stream [B, S, D] that enters
+                a stage.
             position_ids_BS: int64, contiguous in each row; a token's position is its cache slot.
             past_key_values: 2L tensors [B, K, M, H], key and value of each layer in turn.
 

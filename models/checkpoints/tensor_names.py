@@ -75,20 +75,21 @@ def expected_tensors(config: ModelConfig, ends: Ends = Ends.LOGITS) -> dict[str,
 
     Args:
         config: the model.
-        ends: a headless decoder lacks the embedding and the output head.
+        ends: a headless decoder lacks the embedding and the output head, a stage what is in others.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     vocabulary = (config.vocab_size, config.hidden_size)
-    if not ends.headless:
+    if ends.from_ids:
         shapes[EMBEDDING] = vocabulary
-    if config.learned_positions:
+    if config.learned_positions and (ends.from_ids or ends.headless):
         shapes[POSITIONS] = (config.max_position_embeddings, config.hidden_size)
     for layer in range(config.num_hidden_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
-    shapes |= _norm_tensors(config, "model.norm", config.hidden_size)
-    if not ends.headless and not config.tie_word_embeddings:
+    if ends.normed:
+        shapes |= _norm_tensors(config, "model.norm", config.hidden_size)
+    if ends.to_logits and not config.tie_word_embeddings:
         shapes[OUTPUT_HEAD] = vocabulary
-    if not ends.headless and config.head_bias:
+    if ends.to_logits and config.head_bias:
         shapes[OUTPUT_BIAS] = (config.vocab_size,)
     return shapes
 

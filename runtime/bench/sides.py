@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from blockexport.export.bundle.chain import require_whole
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.rope_file import ROPE_FILE
 from blockexport.models.checkpoints.safetensors_header import read_header
@@ -42,6 +43,7 @@ def bundle_side(folder: Path, backend: str, opened: OpenedAs | None = None) -> S
         ModuleNotFoundError: the backend's library is not installed.
     """
     manifest, record, opened = read_manifest(folder), backend_named(backend), opened or OpenedAs()
+    require_whole(manifest, folder, "measure the model in one piece")
     match record:
         case Backend(library=Library(module=module) as needed) if not needed.versions():
             raise ModuleNotFoundError(name=module)

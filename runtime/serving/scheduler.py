@@ -25,7 +25,7 @@ from blockexport.runtime.serving.answer_text import AnswerText
 from blockexport.runtime.serving.metrics import Metrics
 from blockexport.runtime.serving.request import AnswerRequest, End, Ending, Listener, Logprobs, NewToken
 from blockexport.runtime.serving.rows import Rows
-from blockexport.runtime.text.generate import check_prompt
+from blockexport.runtime.text.generate import check_prompt, require_tokens_and_logits
 from blockexport.runtime.text.sampling import Sampler, ordered_candidates
 
 CHUNK = 64  # tokens of prompts in one turn
@@ -122,8 +122,7 @@ class Scheduler:
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if decoder.headless:
-            raise UsageError("a headless export gives hidden states, not logits: serve one made without --headless")
+        require_tokens_and_logits(decoder, "serve")
         self.decoder = decoder
         self.metrics = metrics or Metrics()
         self._rows = Rows(decoder, rows)

@@ -142,12 +142,21 @@ def append(decoder: Decoder, token_ids: Sequence[int]) -> NDArray[np.float32]:
     return logits_SV
 
 
+def require_tokens_and_logits(decoder: Decoder, what: str) -> None:
+    """Refuse a decoder that lacks the embedding or the head.
+
+    Raises:
+        UsageError: it does; `what` is what needs them.
+    """
+    if decoder.interface.ends.is_stage:
+        raise UsageError(f"a stage has some of a model's layers, and {what} needs all of them: open them as a chain")
+    if decoder.headless:
+        raise UsageError(f"a headless export gives hidden states, not logits: {what} needs one made without --headless")
+
+
 def check_prompt(decoder: Decoder, prompt_ids: Sequence[int], max_new_tokens: int | None) -> None:
     """Whether an answer can be begun. Raises UsageError: see `Generation`."""
-    if decoder.headless:
-        raise UsageError(
-            "a headless export gives hidden states, not logits: generate needs one made without --headless"
-        )
+    require_tokens_and_logits(decoder, "generate")
     if not prompt_ids:
         raise UsageError("the prompt has no tokens, and a model needs at least one to go on from: write something")
     slots = decoder.max_sequence_length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from blockexport.export.bundle.chain import require_whole
 from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.errors import UsageError
 from blockexport.runtime.backends import backend_named
@@ -40,6 +41,7 @@ def open_draft(
         return NgramDraft()
     folder = Path(name)
     manifest = read_manifest(folder)
+    require_whole(manifest, folder, "a draft is a whole model")
     difference = tokenizer.first_difference(BundleTokenizer(folder))
     if difference is not None:
         raise UsageError(

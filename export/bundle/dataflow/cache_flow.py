@@ -7,7 +7,7 @@ from functools import cached_property
 
 from blockexport.export.bundle.dataflow.flat_graph import FlatGraph, FlatNode
 from blockexport.models.element_types import ELEMENT_TYPES
-from blockexport.models.io_names import past_of
+from blockexport.models.io_names import HIDDEN_STATES, past_of
 
 # Operators whose result is made of the values of what they are given, moved, dropped, repeated or blended.
 # fmt: off
@@ -49,6 +49,8 @@ class CacheFlow:
         """The cache input that each cache output is the next state of: by name, else by dataflow."""
         found = {}
         for name in self.graph.outputs:
+            if name == HIDDEN_STATES:  # of a stage: what it was given, with something added
+                continue
             past = self._past_by_name(name) or self._past_by_flow(name)
             if past is not None:
                 found[name] = past

@@ -156,6 +156,10 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
       throw Error(path.string() + " has schema version " + std::to_string(version) + " and this program reads " +
                   std::to_string(kSchemaVersion) + ": build it with the blockexport that wrote the bundle");
     }
+    if (data.contains("stage")) {
+      throw Error(bundle.string() + " is a stage, with some of a model's layers, and this program runs whole models: "
+                  "export it without --layers");
+    }
     return from_json(data, bundle);
   } catch (const Json::exception& error) {
     throw Error(path.string() + " is damaged (" + error.what() + "): export the bundle again");
