@@ -100,6 +100,7 @@ class Family:
         written_as: the family as which a bundle's `config.json` describes a model, where the bundle's tensors are named
             like that one's; None: as itself.
         keys: what its files call keys that those of other families call otherwise.
+        other_keys: second names of keys, under which its files may have them as well.
         learned_positions: a learned vector for each position is added to the embedding, and there is no RoPE.
         original_max_position_embeddings: the length before scaling where a config has no such key; None: what its
             scaling says.
@@ -139,6 +140,7 @@ class Family:
     read_act: Callable[[RawFields], HiddenAct] = _silu
     act_key: str = "hidden_act"
     keys: Mapping[str, str] = field(default_factory=dict)
+    other_keys: Mapping[str, str] = field(default_factory=dict)
     learned_positions: bool = False
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None

@@ -47,7 +47,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
             something that is not implemented.
     """
     family = _family(RawFields(data, where))
-    fields = RawFields(data, where, family.keys)
+    fields = RawFields(_by_first_names(data, family, where), where, family.keys)
     fields.get("model_type")
     hidden_size = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -99,6 +99,21 @@ def _family(fields: RawFields) -> Family:
     if model_type not in FAMILIES:
         raise fields.error(f"model_type {model_type!r} is not implemented; supported are {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
+
+
+def _by_first_names(data: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
+    """The config with each key under the first of its names."""
+    found = dict[str, Any]()
+    for name, value in data.items():
+        key = family.other_keys.get(name, name)
+        if key in found and found[key] != value:
+            other = next(other for other in data if other != name and family.other_keys.get(other, other) == key)
+            raise UsageError(
+                f"{where}: {name} is {shown(value)} and {other}, which is another name of it, is {shown(found[key])}; "
+                "keep the one that is right"
+            )
+        found[key] = value
+    return found
 
 
 def _dtype(fields: RawFields) -> str:

@@ -27,11 +27,9 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     tensors that the family calls otherwise than a bundle.
     """
     family = FAMILIES[config.model_type]
-    if family.tensor_names:
-        return None
     if family.written_as is not None:
         return config_to_hf(replace(config, model_type=family.written_as))
-    return _stated(config, family)
+    return None if family.tensor_names or family.fused else _stated(config, family)
 
 
 def in_some_family(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]] | None:
@@ -42,7 +40,7 @@ def in_some_family(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]] | 
     """
     own = sorted(
         (family for family in FAMILIES.values() if family.written_as is None and not family.fused_by_head),
-        key=lambda family: (family.model_type != config.model_type, len(family.tensor_names)),
+        key=lambda family: (family.model_type != config.model_type, len(family.tensor_names) + len(family.fused)),
     )
     for family in own:
         named = replace(config, model_type=family.model_type)
