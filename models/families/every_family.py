@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockexport.models.families.arcee import ARCEE
 from blockexport.models.families.cohere import COHERE
 from blockexport.models.families.ernie4_5 import ERNIE4_5
 from blockexport.models.families.family import Family, GgufForm, Preset
@@ -28,6 +29,7 @@ from blockexport.models.families.stablelm import STABLELM
 from blockexport.models.families.starcoder2 import STARCODER2
 
 _ALL = (
+    ARCEE,
     COHERE,
     ERNIE4_5,
     GEMMA,
