@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blockexport.models.families.arcee import ARCEE
 from blockexport.models.families.cohere import COHERE
+from blockexport.models.families.cohere2 import COHERE2
 from blockexport.models.families.ernie4_5 import ERNIE4_5
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
@@ -31,6 +32,7 @@ from blockexport.models.families.starcoder2 import STARCODER2
 _ALL = (
     ARCEE,
     COHERE,
+    COHERE2,
     ERNIE4_5,
     GEMMA,
     GEMMA2,
