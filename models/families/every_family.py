@@ -6,6 +6,7 @@ from blockexport.models.families.arcee import ARCEE
 from blockexport.models.families.cohere import COHERE
 from blockexport.models.families.cohere2 import COHERE2
 from blockexport.models.families.ernie4_5 import ERNIE4_5
+from blockexport.models.families.exaone import EXAONE
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
@@ -34,6 +35,7 @@ _ALL = (
     COHERE,
     COHERE2,
     ERNIE4_5,
+    EXAONE,
     GEMMA,
     GEMMA2,
     GEMMA3,
