@@ -7,6 +7,7 @@ from blockexport.models.families.cohere import COHERE
 from blockexport.models.families.cohere2 import COHERE2
 from blockexport.models.families.ernie4_5 import ERNIE4_5
 from blockexport.models.families.exaone import EXAONE
+from blockexport.models.families.exaone4 import EXAONE4
 from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
@@ -36,6 +37,7 @@ _ALL = (
     COHERE2,
     ERNIE4_5,
     EXAONE,
+    EXAONE4,
     GEMMA,
     GEMMA2,
     GEMMA3,
