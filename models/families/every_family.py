@@ -12,6 +12,7 @@ from blockexport.models.families.family import Family, GgufForm, Preset
 from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
 from blockexport.models.families.gemma3_text import GEMMA3
+from blockexport.models.families.glm import GLM
 from blockexport.models.families.gpt2 import GPT2
 from blockexport.models.families.gpt_neox import GPT_NEOX
 from blockexport.models.families.granite import GRANITE
@@ -41,6 +42,7 @@ _ALL = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GLM,
     GPT2,
     GPT_NEOX,
     GRANITE,
