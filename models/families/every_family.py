@@ -13,6 +13,7 @@ from blockexport.models.families.gemma import GEMMA
 from blockexport.models.families.gemma2 import GEMMA2
 from blockexport.models.families.gemma3_text import GEMMA3
 from blockexport.models.families.glm import GLM
+from blockexport.models.families.glm4 import GLM4
 from blockexport.models.families.gpt2 import GPT2
 from blockexport.models.families.gpt_neox import GPT_NEOX
 from blockexport.models.families.granite import GRANITE
@@ -43,6 +44,7 @@ _ALL = (
     GEMMA2,
     GEMMA3,
     GLM,
+    GLM4,
     GPT2,
     GPT_NEOX,
     GRANITE,
