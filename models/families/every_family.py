@@ -18,6 +18,7 @@ from blockexport.models.families.gpt2 import GPT2
 from blockexport.models.families.gpt_neox import GPT_NEOX
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.granitemoehybrid import GRANITE_MOE_HYBRID
+from blockexport.models.families.helium import HELIUM
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
@@ -50,6 +51,7 @@ _ALL = (
     GPT_NEOX,
     GRANITE,
     GRANITE_MOE_HYBRID,
+    HELIUM,
     LLAMA,
     MINISTRAL,
     MISTRAL,
