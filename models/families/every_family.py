@@ -19,6 +19,7 @@ from blockexport.models.families.gpt_neox import GPT_NEOX
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from blockexport.models.families.helium import HELIUM
+from blockexport.models.families.hyperclovax import HYPERCLOVAX
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
@@ -52,6 +53,7 @@ _ALL = (
     GRANITE,
     GRANITE_MOE_HYBRID,
     HELIUM,
+    HYPERCLOVAX,
     LLAMA,
     MINISTRAL,
     MISTRAL,
