@@ -20,6 +20,7 @@ from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from blockexport.models.families.helium import HELIUM
 from blockexport.models.families.hyperclovax import HYPERCLOVAX
+from blockexport.models.families.internlm3 import INTERNLM3
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
@@ -54,6 +55,7 @@ _ALL = (
     GRANITE_MOE_HYBRID,
     HELIUM,
     HYPERCLOVAX,
+    INTERNLM3,
     LLAMA,
     MINISTRAL,
     MISTRAL,

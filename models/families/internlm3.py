@@ -1,0 +1,23 @@
+"""InternLM 3: a Llama that calls its biases `qkv_bias` and `bias`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blockexport.models.families.llama import LLAMA
+from blockexport.models.families.windows import full_attention
+
+INTERNLM3 = replace(
+    LLAMA,
+    model_type="internlm3",
+    max_position_embeddings=32_768,
+    num_key_value_heads=2,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    other_keys={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+    read_layers=full_attention("internlm3"),
+    written_as="llama",
+    ignored={"auto_map": "names the modelling code from before transformers had it"},
+    gguf=None,
+    presets={},
+)
