@@ -21,6 +21,7 @@ from blockexport.models.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from blockexport.models.families.helium import HELIUM
 from blockexport.models.families.hyperclovax import HYPERCLOVAX
 from blockexport.models.families.internlm3 import INTERNLM3
+from blockexport.models.families.iquestcoder import IQUEST_CODER
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
@@ -56,6 +57,7 @@ _ALL = (
     HELIUM,
     HYPERCLOVAX,
     INTERNLM3,
+    IQUEST_CODER,
     LLAMA,
     MINISTRAL,
     MISTRAL,
