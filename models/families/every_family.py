@@ -22,6 +22,7 @@ from blockexport.models.families.helium import HELIUM
 from blockexport.models.families.hyperclovax import HYPERCLOVAX
 from blockexport.models.families.internlm3 import INTERNLM3
 from blockexport.models.families.iquestcoder import IQUEST_CODER
+from blockexport.models.families.jais2 import JAIS2
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
@@ -58,6 +59,7 @@ _ALL = (
     HYPERCLOVAX,
     INTERNLM3,
     IQUEST_CODER,
+    JAIS2,
     LLAMA,
     MINISTRAL,
     MISTRAL,
