@@ -38,6 +38,7 @@ from blockexport.models.families.seed_oss import SEED_OSS
 from blockexport.models.families.smollm3 import SMOLLM3
 from blockexport.models.families.stablelm import STABLELM
 from blockexport.models.families.starcoder2 import STARCODER2
+from blockexport.models.families.vaultgemma import VAULT_GEMMA
 
 _ALL = (
     ARCEE,
@@ -75,6 +76,7 @@ _ALL = (
     SMOLLM3,
     STABLELM,
     STARCODER2,
+    VAULT_GEMMA,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
