@@ -185,12 +185,15 @@ def add_options(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_logit_scale(1.0 / config.logits_multiplier)
 
 
-def stacked(weights: Mapping[str, torch.Tensor]) -> Weights:
-    """Weights with q, k and v in one matrix, and gate and up in the place of up, as llama.cpp has Phi-3's."""
+def stacked(weights: Mapping[str, torch.Tensor], arch: str) -> Weights:
+    """Weights with q, k and v in one matrix, and gate and up in the place of up, as llama.cpp has Phi-3's; GLM-4-0414's
+    q, k and v are apart."""
     made = dict(weights)
+    if arch not in ("chatglm", "glm4", "gpt2", "gptneox", "phi3"):
+        return made
     for name in weights:
         stem, found, kind = name.partition("self_attn.q_proj")
-        if found:
+        if found and arch != "glm4":
             attention = [made.pop(f"{stem}self_attn.{part}_proj{kind}") for part in "qkv"]
             made[f"{stem}self_attn.qkv_proj{kind}"] = torch.cat(attention)
         stem, found, kind = name.partition("mlp.gate_proj")
@@ -209,10 +212,10 @@ def add_weights(
 
     Those of `kinds` are quantised, the others F32.
     """
-    for name, tensor in (stacked(weights) if writer.arch in ("gpt2", "gptneox", "phi3") else weights).items():
+    for name, tensor in stacked(weights, writer.arch).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads is not None and writer.arch in ("llama", "granite", "olmo", "smollm3"):
+        if heads is not None and writer.arch in ("arcee", "llama", "granite", "olmo", "smollm3"):
             values = neighbour_pairs(values, heads)
         if config.norm_gain_offset and name.endswith("norm.weight"):
             values = values + np.float32(1)

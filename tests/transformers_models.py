@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -50,6 +51,18 @@ WINDOW = 23  # of the families that have one
 _NO_EPS = {name: size for name, size in _SIZES.items() if name != "rms_norm_eps"}  # a family's own key has it
 _DERIVED = {name: size for name, size in _NO_EPS.items() if name != "head_dim"} | {"hidden_size": 96}  # D / N is H
 
+_GRANITE4: dict[str, Any] = {
+    **_DERIVED,
+    "intermediate_size": 52,
+    "shared_intermediate_size": 76,
+    "layer_types": ["full_attention"] * 2,
+    "num_local_experts": 0,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 0.5,
+    "mamba_n_heads": 8,
+}
 _UNGROUPED = {name: size for name, size in _DERIVED.items() if name != "num_key_value_heads"}
 _GPT2: dict[str, Any] = {
     "vocab_size": 131,
@@ -149,6 +162,29 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "cohere": lambda: transformers.CohereConfig(**_NO_EPS, logit_scale=1.5, pad_token_id=None),
     "nemotron": lambda: transformers.NemotronConfig(**_NO_EPS, norm_eps=1e-4, attention_bias=True, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**_DERIVED, pad_token_id=None),
+    "arcee": lambda: transformers.ArceeConfig(**_SIZES, attention_bias=True, mlp_bias=True),
+    "cohere2": lambda: transformers.Cohere2Config(
+        **_DERIVED, sliding_window=WINDOW, layer_types=_MIXED, logit_scale=0.5, pad_token_id=None
+    ),
+    "exaone": lambda: transformers.ExaoneConfig(**_SIZES, pad_token_id=None),
+    "exaone4": lambda: transformers.Exaone4Config(**_SIZES, sliding_window=WINDOW, layer_types=_MIXED),
+    "exaone4-full": lambda: transformers.Exaone4Config(
+        **_SIZES, sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "glm": lambda: transformers.GlmConfig(**_SIZES, pad_token_id=None),
+    "glm4": lambda: transformers.Glm4Config(**_SIZES, attention_bias=True, pad_token_id=None),
+    "granite4": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, position_embedding_type="rope"),
+    "granite4-no-positions": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, attention_bias=True),
+    "helium": lambda: transformers.HeliumConfig(**{**_SIZES, "hidden_size": 96}, pad_token_id=None),
+    "hyperclovax": lambda: transformers.HyperCLOVAXConfig(
+        **_DERIVED, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.0625, logits_scaling=1.5
+    ),
+    "internlm3": lambda: transformers.InternLM3Config(
+        **_DERIVED, head_dim=16, attention_bias=True, mlp_bias=True, pad_token_id=None
+    ),
+    "iquestcoder": lambda: transformers.IQuestCoderConfig(**_DERIVED, head_dim=16),
+    "jais2": lambda: transformers.Jais2Config(**_NO_EPS, layer_norm_eps=1e-4),
+    "vaultgemma": lambda: transformers.VaultGemmaConfig(**_GEMMA2, sliding_window=WINDOW),
     "starcoder2": lambda: transformers.Starcoder2Config(**_NO_EPS, norm_epsilon=1e-4),
     "starcoder2-window": lambda: transformers.Starcoder2Config(
         **_NO_EPS, use_bias=False, sliding_window=WINDOW, hidden_act="gelu"
@@ -162,6 +198,12 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     ),
 }
 """A configuration of each family, and of each option of it that changes the mathematics."""
+
+
+def sampled(plain: Collection[str]) -> list[Any]:
+    """Every configuration as a parameter of a test; those not of `plain` in the full run alone."""
+    assert set(plain) <= FAMILIES.keys()
+    return [name if name in plain else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES]
 
 
 def make_model(family: str, *, tied: bool = False, seed: int = 0, windowed: bool = True) -> Any:

@@ -12,14 +12,18 @@ from blockexport.cli.main import main
 from blockexport.compare.checks.catalogue import choose_checks
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.runtime.open import open_decoder
-from tests.transformers_models import FAMILIES, make_model, save_model, some_ids
+from tests.genai_rows import assert_genai_gives_the_same
+from tests.transformers_models import FAMILIES, make_model, sampled, save_model, some_ids
 from tests.zoo import Exhibit
 from tests.zoo_edits_position import rope_everywhere, rope_missing
 from tests.zoo_judge import Record, build_cage, judge_exhibit
 
+MORE = "arcee exaone exaone4-full glm glm4 granite4 helium hyperclovax internlm3 iquestcoder jais2 vaultgemma"
+"""Families whose options others have too, in other combinations."""
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_file_passes_and_equals_transformers(
+
+@pytest.mark.parametrize("family", sampled(FAMILIES.keys() - set(MORE.split())))
+def test_the_file_passes_equals_transformers_and_runs_in_genai(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number = list(FAMILIES).index(family)
@@ -43,15 +47,14 @@ def test_the_file_passes_and_equals_transformers(
     for row, length in enumerate(lengths_B.tolist()):
         whole = torch.cat([ids_BS[row, :length], steps_BS[row]])[None]
         torch.testing.assert_close(logits_B1V[row, 0], theirs(whole).logits[0, -1], rtol=1e-4, atol=1e-4)
+    assert_genai_gives_the_same(tmp_path / "bundle", [ids_BS[0, :6].tolist(), ids_BS[1, :3].tolist()])
 
 
 SAMPLED_IN_INT4 = ("gpt2", "gpt_neox", "phi", "olmo", "gemma2", "phi3", "cohere", "starcoder2")
 """No gains; norms around the sublayers; tensors taken apart on load; one norm for two sublayers; no gate."""
 
 
-@pytest.mark.parametrize(
-    "family", [name if name in SAMPLED_IN_INT4 else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", sampled(SAMPLED_IN_INT4))
 def test_the_file_in_int4_passes(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tied = list(FAMILIES).index(family) % 2 == 0
     save_model(make_model(family, tied=tied), tmp_path / "model")

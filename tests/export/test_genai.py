@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnxruntime_genai as og
 import pytest
-import torch
 
 from blockexport.cli.main import main
 from blockexport.runtime.open import open_decoder
@@ -17,6 +14,7 @@ from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
 from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import SamplingOptions
 from tests.exported import EVERYTHING, export, gainful
+from tests.genai_rows import assert_genai_gives_the_same
 from tests.support import shared_path
 from tests.zoo import models
 
@@ -40,23 +38,7 @@ def test_right_padded_rows_of_unequal_length(tmp_path: Path, model: str, last_lo
     """Logits after the prompts and after a step, of every row, against the row by itself."""
     config = replace(models(EVERYTHING)[model], model_type="gpt2")  # whose graphs genai expects to be of another form
     export(gainful(config), tmp_path, slots=29, last_logits_only=last_logits_only)
-    model = og.Model(str(tmp_path))
-    pad = json.loads((tmp_path / "genai_config.json").read_text())["model"]["pad_token_id"]
-    parameters = og.GeneratorParams(model)
-    parameters.set_search_options(max_length=20, batch_size=len(ROWS))
-    generator = og.Generator(model, parameters)
-    width = max(map(len, ROWS))
-    generator.append_tokens(np.array([row + [pad] * (width - len(row)) for row in ROWS], dtype=np.int32))
-    first = torch.from_numpy(np.array(generator.get_logits()))[:, -1]
-    generator.generate_next_token()
-    second = torch.from_numpy(np.array(generator.get_logits()))[:, -1]
-    decoder = open_decoder(tmp_path, threads=1)
-    for row, ids in enumerate(ROWS):
-        decoder.reset()
-        alone = decoder.prefill(torch.tensor([ids]))[0, -1]
-        torch.testing.assert_close(first[row], alone, rtol=1e-4, atol=1e-4)
-        token = alone.argmax()
-        torch.testing.assert_close(second[row], decoder.step(token.view(1, 1))[0, -1], rtol=1e-4, atol=1e-4)
+    assert_genai_gives_the_same(tmp_path, ROWS)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

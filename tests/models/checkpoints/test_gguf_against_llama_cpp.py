@@ -18,6 +18,7 @@ from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.checkpoints.sources import open_checkpoint
 from blockexport.models.config.model_config import LAYER_TYPES, ModelConfig
 from blockexport.models.errors import UsageError
+from blockexport.models.families.every_family import GGUF_FAMILIES
 from tests.small_models import add_options, add_weights, close_gguf, small_config, small_weights
 
 TOKENS = 90
@@ -102,17 +103,16 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
     writer.add_uint32(f"{writer.arch}.rope.dimension_count", 8)
 
 
-WITH_LAYER_NORM = ("command-r", "gpt2", "gptneox", "phi2", "nemotron", "olmo", "stablelm", "starcoder2")
-WINDOWLESS = (
-    *("llama", "ernie4_5", "olmo2", "gemma", "granite", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
-    *WITH_LAYER_NORM,
-)
-EVERY = (*WINDOWLESS, "gemma2", "gemma3")
+WITH_LAYER_NORM = ("command-r", "jais2", "gpt2", "gptneox", "phi2", "nemotron", "olmo", "stablelm", "starcoder2")
+OF_LLAMAS = ("arcee", "exaone", "ernie4_5", "granite", "llama", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
+WINDOWLESS = (*OF_LLAMAS, "chatglm", "exaone4", "gemma", "glm4", "olmo2", *WITH_LAYER_NORM)
+EVERY = (*WINDOWLESS, "cohere2", "gemma2", "gemma3")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
     ("stablelm, parallel", nothing),
     ("gptneox, serial", nothing),
+    ("exaone4, windows", nothing),
     ("llama", old_linear),
     ("qwen2", old_length),
     ("llama", factors),
@@ -151,7 +151,7 @@ _NEOX: dict[str, Any] = {
     "hidden_act": "gelu_pytorch_tanh",
 }
 
-FAMILY_OF = {"phi2": "phi", "gptneox": "gpt_neox", "command-r": "cohere", "gemma3": "gemma3_text"}
+FAMILY_OF = {"phi2": "phi", "gptneox": "gpt_neox", "command-r": "cohere", "gemma3": "gemma3_text", "chatglm": "glm"}
 
 
 def config_of(arch: str) -> ModelConfig:
@@ -171,6 +171,26 @@ def config_of(arch: str) -> ModelConfig:
             "hidden_act": "gelu_pytorch_tanh",
         },
         "nemotron": {"rotary_dim": 6, "hidden_act": "relu2"},
+        "arcee": {"hidden_act": "relu2"},
+        "jais2": {**_EVERY_BIAS, "hidden_act": "relu2"},
+        "chatglm": {"rotary_dim": 8, "qkv_bias": True},
+        "glm4": {"rotary_dim": 8, "qkv_bias": True},
+        "cohere2": {
+            "num_hidden_layers": 5,
+            "logits_multiplier": 1.5,
+            "tie_word_embeddings": True,
+            "sliding_window": 7,
+            "layer_types": tuple(LAYER_TYPES[layer != 3] for layer in range(5)),
+            "layers_without_rope": (3,),
+        },
+        "exaone4": {"qk_norm": True},
+        "exaone4, windows": {
+            "qk_norm": True,
+            "num_hidden_layers": 64,
+            "sliding_window": 7,
+            "layer_types": tuple(LAYER_TYPES[layer % 4 != 3] for layer in range(64)),
+            "layers_without_rope": tuple(range(3, 64, 4)),
+        },
         "command-r": {"logits_multiplier": 1.5, "tie_word_embeddings": True},
         "stablelm, parallel": {"rotary_dim": 6, "residual": "parallel_one_norm", "qkv_bias": True},
         "gemma": {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
@@ -216,7 +236,7 @@ def write(path: Path, arch: str, add: Add) -> Path:
     writer.add_rope_freq_base(config.rope_theta)
     (writer.add_layer_norm_rms_eps if config.norm == "rms_norm" else writer.add_layer_norm_eps)(config.rms_norm_eps)
     writer.add_rope_dimension_count(config.turned_dims)
-    if config.model_type == "cohere":
+    if config.model_type in ("cohere", "cohere2"):
         writer.add_logit_scale(config.logits_multiplier)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(TOKENS - 3))])
@@ -267,6 +287,10 @@ def test_the_probabilities_are_llama_cpps(arch: str, add: Add, tmp_path: Path) -
     found, expected = eager(path), llama_cpp(path)
     assert expected.std() > 1, "a model whose logits are all alike proves nothing"
     np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def test_no_architecture_is_without_a_file_here() -> None:
+    assert set(EVERY) == GGUF_FAMILIES.keys()
 
 
 @pytest.mark.parametrize(("arch", "add", "said"), REFUSED)
