@@ -166,6 +166,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "cohere2": lambda: transformers.Cohere2Config(
         **_DERIVED, sliding_window=WINDOW, layer_types=_MIXED, logit_scale=0.5, pad_token_id=None
     ),
+    "cwm": lambda: transformers.CwmConfig(**_SIZES, sliding_window=WINDOW, layer_types=_MIXED, rope_parameters=_LLAMA3),
     "exaone": lambda: transformers.ExaoneConfig(**_SIZES, pad_token_id=None),
     "exaone4": lambda: transformers.Exaone4Config(**_SIZES, sliding_window=WINDOW, layer_types=_MIXED),
     "exaone4-full": lambda: transformers.Exaone4Config(

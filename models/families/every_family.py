@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockexport.models.families.arcee import ARCEE
 from blockexport.models.families.cohere import COHERE
 from blockexport.models.families.cohere2 import COHERE2
+from blockexport.models.families.cwm import CWM
 from blockexport.models.families.ernie4_5 import ERNIE4_5
 from blockexport.models.families.exaone import EXAONE
 from blockexport.models.families.exaone4 import EXAONE4
@@ -44,6 +45,7 @@ _ALL = (
     ARCEE,
     COHERE,
     COHERE2,
+    CWM,
     ERNIE4_5,
     EXAONE,
     EXAONE4,
