@@ -18,6 +18,7 @@ import blockexport
 from blockexport.cli.main import COMMANDS, SETTINGS, command
 from blockexport.models.families.every_family import FAMILIES, PRESETS
 from blockexport.models.families.family import Family
+from blockexport.models.families.left_out import LEFT_OUT
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import BACKENDS, Backend
 from blockexport.runtime.foreign.names import CACHES, INPUTS, ROLES
@@ -129,12 +130,24 @@ def families_page() -> str:
             "The `config.json` of a bundle says the family whose tensors have the names that the bundle's have: "
             "`mistral` for Phi-3, `granite` for Granite 4, `llama` for EXAONE 3. Where there is none, the bundle has "
             "no `config.json`.",
+            "- The text part of a multimodal model (Gemma 3, Mistral 3, and others whose `text_config` is of a family "
+            "above) is exported with `--text-only`, without the tensors of the other parts.",
             "- GPT-2's positions are learned, each a row of a table: there is no slot beyond the last of them, with "
             "`--beyond-trained-range` or without.",
             "- A GGUF file with a sliding window is refused in architectures whose window llama.cpp does not read.",
+            "\n## Why the others are not\n",
+            "Every other decoder of transformers' own list of causal language models, by what its block has and this "
+            "one has not; a test walks the list. The refusal says the reason.\n",
+            "| reason | `model_type` |",
+            "|---|---|",
+            *(f"| {reason} | {', '.join(f'`{name}`' for name in names)} |" for reason, names in _left_out().items()),
             "",
         ]
     )
+
+
+def _left_out() -> dict[str, list[str]]:
+    return {reason: [name for name in LEFT_OUT if LEFT_OUT[name] == reason] for reason in LEFT_OUT.values()}
 
 
 def _proven(family: Family) -> str:

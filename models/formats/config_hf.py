@@ -17,6 +17,7 @@ from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
 from blockexport.models.families.family import Family
+from blockexport.models.families.left_out import LEFT_OUT
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
 from blockexport.models.formats.config_rope import no_rope, read_rope
 from blockexport.models.formats.packing import KEY, read_packing
@@ -97,7 +98,11 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
 def _family(fields: RawFields) -> Family:
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
-        raise fields.error(f"model_type {model_type!r} is not implemented; supported are {', '.join(FAMILIES)}")
+        why = f": {LEFT_OUT[model_type]}" if model_type in LEFT_OUT else ""
+        raise fields.error(
+            f"model_type {model_type!r} is not implemented{why}; supported are {', '.join(FAMILIES)}. CONTRIBUTING.md "
+            "says how to add a family"
+        )
     return FAMILIES[model_type]
 
 
