@@ -66,6 +66,7 @@ def export_bundle(
     output: str | Path,
     *,
     lora: str | Path | None = None,
+    text_only: bool = False,
     precision: Precision | str = Precision.FP32,
     max_sequence_length: int | None = None,
     headless: bool = False,
@@ -96,6 +97,7 @@ def export_bundle(
         model: a checkpoint's folder, a GGUF file, a Hugging Face id, or a preset.
         output: the folder to make.
         lora: the folder of a LoRA adapter as peft saves it, which is merged into the weights.
+        text_only: export the text part of a multimodal model, without the tensors of its other parts.
         precision: of weights, activations and cache; norm statistics and RoPE stay in float32.
         max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
         headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
@@ -150,7 +152,7 @@ def export_bundle(
         raise UsageError("--pt2 has no quantised form: leave it out, or --quantize")
     output, inputs = Path(output), inputs_of(model, lora, calibrate)
     bundle_place(output, inputs, force=force)  # before the model is read, or fetched
-    checkpoint = open_checkpoint(str(model), seed=seed, lora=lora)
+    checkpoint = open_checkpoint(str(model), seed=seed, lora=lora, text_only=text_only)
     if quantisation is not None:
         quantisation = suited(quantisation, checkpoint, block_size_asked=block_size is not None)
     part = None if layers is None else stage_record(layers, checkpoint.config.num_hidden_layers)

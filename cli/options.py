@@ -67,6 +67,9 @@ Lora = Annotated[
     Path | None,
     typer.Option("--lora", metavar="FOLDER", help="A LoRA adapter, as peft saves it, to merge into the weights."),
 ]
+TextOnly = Annotated[
+    bool, typer.Option("--text-only", help="Of a multimodal model the text part, without the tensors of the others.")
+]
 Backend = Annotated[
     str,
     choice(

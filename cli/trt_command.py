@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockexport.models.precision import Precision
 
 _FOR_A_CHECKPOINT = (
-    *("--output", "--lora", "--max-sequence-length", "--force", "--beyond-trained-range"),
+    *("--output", "--lora", "--text-only", "--max-sequence-length", "--force", "--beyond-trained-range"),
     *("--quantize", "--block-size", "--head", "--embedding", "--calibrate"),
 )
 
@@ -38,6 +38,7 @@ def trt(
     backend: trt_options.EngineBackend = None,
     compute_capability: trt_options.ComputeCapability = None,
     lora: options.Lora = None,
+    text_only: options.TextOnly = False,
     max_sequence_length: options.Slots = None,
     quantize: options.Quantize = None,
     block_size: options.BlockSize = None,
@@ -120,6 +121,7 @@ def trt(
             model,
             folder,
             lora=lora,
+            text_only=text_only,
             precision=precision,
             max_sequence_length=max_sequence_length,
             quantize=quantize,
@@ -167,7 +169,7 @@ def _check_quantisation(model: str, quantize: str | None, **details: Any) -> Non
 
     quantisation = asked_quantisation(quantize, **details)
     if quantisation is not None:
-        checkpoint = open_checkpoint(model)
+        checkpoint = open_checkpoint(model, text_only=True)
         asked = details["block_size"] is not None
         check_quantisation(checkpoint.config, suited(quantisation, checkpoint, block_size_asked=asked))
 

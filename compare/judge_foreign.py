@@ -66,7 +66,7 @@ def judge_foreign(
     files = read_foreign(paths, read_map(mapped))
     precision = Precision.of(files[0].convention.dtype)
     require_judgeable(BACKEND, precision)
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, text_only=True)
     check_one_copy(checkpoint, Interface(checkpoint.config, precision.element, 1), max_memory)
     original, shipped, read = checkpoint, files, checkpoint.notes
     files, checkpoint, notes = _on_its_own_weights(files, checkpoint)

@@ -28,7 +28,7 @@ def open_source(manifest: Manifest, model: str | None = None, lora: str | Path |
         UsageError: what was named does not open, or is of another shape.
     """
     recorded = manifest.source
-    checkpoint = _open_recorded(manifest) if model is None else open_checkpoint(model, seed=recorded.seed or 0)
+    checkpoint = _open_recorded(manifest) if model is None else _opened(model, manifest)
     if lora is None and recorded.adapter is not None:
         checkpoint = _with_recorded(checkpoint, recorded.adapter)
     elif lora is not None and lora != NO_ADAPTER:
@@ -46,10 +46,15 @@ def open_source(manifest: Manifest, model: str | None = None, lora: str | Path |
     return checkpoint
 
 
+def _opened(model: str, manifest: Manifest) -> Checkpoint:
+    """A bundle of a multimodal model was made with --text-only."""
+    return open_checkpoint(model, seed=manifest.source.seed or 0, text_only=True)
+
+
 def _open_recorded(manifest: Manifest) -> Checkpoint:
     recorded = manifest.source.reference
     try:
-        checkpoint = open_checkpoint(recorded, seed=manifest.source.seed or 0)
+        checkpoint = _opened(recorded, manifest)
     except (UsageError, OSError) as error:
         raise NotJudgedError(
             f"the bundle's source {recorded} does not open ({error}): without it there is nothing to judge against. "

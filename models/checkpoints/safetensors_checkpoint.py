@@ -11,13 +11,21 @@ from blockexport.models.checkpoints.fused_tensors import storage_of, taken_apart
 from blockexport.models.checkpoints.packed_matrices import Unpacked, with_packed
 from blockexport.models.checkpoints.safetensors_files import stored_entries
 from blockexport.models.checkpoints.size_keys import SizeKeys
-from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, needed_entries
+from blockexport.models.checkpoints.tensor_names import (
+    EMBEDDING,
+    OTHER_PARTS,
+    OUTPUT_HEAD,
+    expected_tensors,
+    needed_entries,
+)
 from blockexport.models.checkpoints.tensor_spellings import in_hugging_face_names
 from blockexport.models.errors import UsageError
 from blockexport.models.families.every_family import FAMILIES
-from blockexport.models.formats.config_hf import read_hf_config
+from blockexport.models.formats.config_hf import config_from_hf
 from blockexport.models.formats.packing import read_packing
-from blockexport.models.regular_file import open_regular, read_json_object
+from blockexport.models.formats.text_part import read_config_json
+from blockexport.models.regular_file import open_regular
+from blockexport.models.wording import listed
 
 if TYPE_CHECKING:
     import torch
@@ -33,20 +41,24 @@ class SafetensorsCheckpoint(Checkpoint):
     Args:
         folder: holds config.json and the weights.
         reference: what to record as its source; the absolute path unless given.
+        text_only: of a multimodal model its text part, which is refused otherwise.
 
     Raises:
         UsageError: anything is missing, unknown, damaged or contradictory.
     """
 
-    def __init__(self, folder: Path, reference: str | None = None) -> None:
+    def __init__(self, folder: Path, reference: str | None = None, *, text_only: bool = False) -> None:
         self.folder = folder.absolute()
         where = str(self.folder)
-        self.config = read_hf_config(self.folder)
-        content = read_json_object(self.folder / "config.json", "")
+        content = read_config_json(self.folder, text_only=text_only)
+        self.config = config_from_hf(content, str(self.folder / "config.json"))
         expected, family = expected_tensors(self.config), FAMILIES[self.config.model_type]
         length = "max_position_embeddings"
         self.range_is_stated = family.keys.get(length, length) in content
         stored, notes = stored_entries(self.folder)
+        if text_only:
+            stored, left_out = _without_other_parts(stored)
+            notes += left_out
         spelled = in_hugging_face_names(stored, self.config, where)
         packing = read_packing(content, str(self.folder / "config.json"))
         entries, self._rearranged = taken_apart(spelled.entries, storage_of(self.config), expected, where)
@@ -96,6 +108,13 @@ class SafetensorsCheckpoint(Checkpoint):
         scheme = self.entries[name].codes
         assert scheme is not None, name
         return codes_of(self._packed[name], scheme, str(self.folder))
+
+
+def _without_other_parts(stored: Mapping[str, TensorEntry]) -> tuple[dict[str, TensorEntry], list[str]]:
+    """The tensors that may be the text part's, and what to say of the others."""
+    others = [name for name in stored if OTHER_PARTS.search(name)]
+    note = f"{len(others)} tensors of the model's other parts are left out: {listed(others, 4)}"
+    return {name: entry for name, entry in stored.items() if name not in set(others)}, [note] if others else []
 
 
 def _unstated(content: Mapping[str, Any]) -> frozenset[str]:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 GGUF_SUFFIX = ".gguf"
 
 
-def open_checkpoint(model: str, *, seed: int = 0, lora: str | Path | None = None) -> Checkpoint:
+def open_checkpoint(
+    model: str, *, seed: int = 0, lora: str | Path | None = None, text_only: bool = False
+) -> Checkpoint:
     """The checkpoint that `model` names. An existing path comes before a preset or a Hugging Face id of the same name.
 
     Args:
@@ -28,12 +30,13 @@ def open_checkpoint(model: str, *, seed: int = 0, lora: str | Path | None = None
             (`organisation/name`, or `organisation/name@revision`).
         seed: of a preset's random weights.
         lora: the folder of an adapter that is merged into it.
+        text_only: of a multimodal model its text part, which is refused otherwise.
 
     Raises:
         UsageError: `model` is none of these, or what it names is damaged, incomplete or not supported; so is the
             adapter, or it is of another model.
     """
-    checkpoint = _open(model, seed)
+    checkpoint = _open(model, seed, text_only)
     if lora is None:
         return checkpoint
     from blockexport.models.checkpoints.merged_checkpoint import MergedCheckpoint
@@ -41,11 +44,11 @@ def open_checkpoint(model: str, *, seed: int = 0, lora: str | Path | None = None
     return MergedCheckpoint(checkpoint, Path(lora).expanduser())
 
 
-def _open(model: str, seed: int) -> Checkpoint:
+def _open(model: str, seed: int, text_only: bool) -> Checkpoint:
     path = Path(model).expanduser()
     if model and is_anything(path):
         try:
-            checkpoint = _open_path(path)
+            checkpoint = _open_path(path, text_only)
         except UsageError as error:
             raise UsageError(". ".join([str(error), *shadowed_preset(model)])) from error
         checkpoint.notes = (*checkpoint.notes, *shadowed_preset(model))
@@ -58,7 +61,7 @@ def _open(model: str, seed: int) -> Checkpoint:
     from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 
     folder, reference = fetch_from_hub(_hub_id(model))
-    return SafetensorsCheckpoint(folder, reference)
+    return SafetensorsCheckpoint(folder, reference, text_only=text_only)
 
 
 def shadowed_preset(model: str) -> list[str]:
@@ -117,6 +120,8 @@ def _nearest(path: Path) -> Path | None:
 def open_config(model: str) -> ModelConfig:
     """The config of what `model` names, without its weights: a folder needs no more than its config.json.
 
+    Of a multimodal model it is that of the text part.
+
     Raises:
         UsageError: see `open_checkpoint`.
     """
@@ -126,16 +131,16 @@ def open_config(model: str) -> ModelConfig:
     path = Path(model).expanduser()
     if model and is_anything(path):
         if path.is_dir() and is_there(path / "config.json"):
-            return read_hf_config(path)
+            return read_hf_config(path, text_only=True)
         return open_checkpoint(model).config
     if model in PRESETS:
         return PRESETS[model].config
-    return read_hf_config(fetch_from_hub(_hub_id(model), ["config.json"])[0])
+    return read_hf_config(fetch_from_hub(_hub_id(model), ["config.json"])[0], text_only=True)
 
 
-def _open_path(path: Path) -> Checkpoint:
+def _open_path(path: Path, text_only: bool) -> Checkpoint:
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, text_only)
     if path.suffix.lower() == GGUF_SUFFIX or _begins_like_gguf(path):
         from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 
@@ -145,14 +150,14 @@ def _open_path(path: Path) -> Checkpoint:
     raise UsageError(f"{path} is a file of no known kind: give a .gguf file, or a folder with config.json and weights")
 
 
-def _open_folder(folder: Path) -> Checkpoint:
+def _open_folder(folder: Path, text_only: bool) -> Checkpoint:
     from blockexport.models.checkpoints.safetensors_files import lora_adapter
     from blockexport.models.formats.adapter_config import ADAPTER_CONFIG
 
     if os.path.lexists(folder / "config.json"):
         from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 
-        return SafetensorsCheckpoint(folder)
+        return SafetensorsCheckpoint(folder, text_only=text_only)
     names = sorted(path.name for path in folder.iterdir())
     ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX) and (folder / name).is_file()]
     if "manifest.json" in names:

@@ -37,6 +37,9 @@ HARMLESS = {
 }
 """Tensors that may be present and change nothing, with the reason. A tied head is compared with the embedding."""
 
+OTHER_PARTS = re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower)\.")
+"""What tensors of a multimodal model are called that are none of its text part."""
+
 OTHER_LAYOUTS = {
     re.compile(r"(^|\.)lora_|\.base_layer\.|\.modules_to_save\."): (
         "these are parts of a LoRA adapter. Give its base model, and the adapter's folder with --lora"
@@ -60,9 +63,7 @@ OTHER_LAYOUTS = {
     re.compile(r"(qkv_proj|query_key_value|gate_up_proj|c_attn|Wqkv|attn_qkv)\."): (
         "these are fused projections. Download the Hugging Face files of this model, which have them apart"
     ),
-    re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower)\."): (
-        "these are the other parts of a multimodal model, which are not implemented"
-    ),
+    OTHER_PARTS: ("these are the other parts of a multimodal model, which are not implemented"),
     re.compile(r"(^|\.)(score|classifier|v_head|value_head|regression_head)\."): (
         "these are the head of a classifier or reward model, which is not implemented"
     ),

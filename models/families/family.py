@@ -76,7 +76,9 @@ class Family:
     Attributes:
         model_type: its name.
         class_name: transformers' class, which stands under `architectures`.
-        max_position_embeddings: transformers' default, as are the next eight, for a key that is absent.
+        max_position_embeddings: transformers' default, as are the next ten, for a key that is absent.
+        vocab_size: None where it has to be stated.
+        num_attention_heads: None where it has to be stated.
         mlp_ratio: how many times as wide as the stream the MLP is; None where its width has to be stated.
         num_key_value_heads: None means as many heads as queries have.
         head_dim: None means a width of D / N.
@@ -122,6 +124,8 @@ class Family:
     max_position_embeddings: int
     read_layers: Callable[[RawFields, int], LayerOptions]
     write_layers: Callable[[ModelConfig], dict[str, Any]]
+    vocab_size: int | None = None
+    num_attention_heads: int | None = None
     mlp_ratio: int | None = None
     num_key_value_heads: int | None = None
     head_dim: int | None = None

@@ -21,19 +21,19 @@ from blockexport.models.families.left_out import LEFT_OUT
 from blockexport.models.formats.config_hf_keys import HARMLESS, NEUTRAL
 from blockexport.models.formats.config_rope import no_rope, read_rope
 from blockexport.models.formats.packing import KEY, read_packing
-from blockexport.models.regular_file import is_there, no_repeated_key, read_json_object
+from blockexport.models.formats.text_part import read_config_json
 from blockexport.models.strict_json import shown
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_KEYS = HeadKeys("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
 
 
-def read_hf_config(folder: Path) -> ModelConfig:
-    """The `config.json` of a folder. Raises UsageError when it is missing, is not a JSON object, or is refused."""
-    path = folder / "config.json"
-    if not is_there(path):
-        raise UsageError(f"{folder}: there is no config.json; MODEL must be a Hugging Face model folder")
-    return config_from_hf(read_json_object(path, "fetch the file again", no_repeated_key), str(path))
+def read_hf_config(folder: Path, *, text_only: bool = False) -> ModelConfig:
+    """The `config.json` of a folder; see `read_config_json`, too.
+
+    Raises UsageError when it is missing, is not a JSON object, or is refused.
+    """
+    return config_from_hf(read_config_json(folder, text_only=text_only), str(folder / "config.json"))
 
 
 def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
@@ -52,7 +52,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     fields.get("model_type")
     hidden_size = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    heads = fields.integer("num_attention_heads")
+    heads = fields.integer("num_attention_heads", family.num_attention_heads)
     key_value_heads = fields.optional_integer("num_key_value_heads", family.num_key_value_heads) or heads
     head_dim = fields.optional_integer("head_dim", family.head_dim) or derived_head_dim(
         fields, HEAD_KEYS, hidden_size, heads
@@ -64,7 +64,7 @@ def config_from_hf(data: Mapping[str, Any], where: str) -> ModelConfig:
     qkv_bias, o_bias, mlp_bias = _biases(fields, family)
     config = ModelConfig(
         model_type=family.model_type,
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=fields.integer("vocab_size", family.vocab_size),
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(fields, family, hidden_size),
         num_hidden_layers=layers,
