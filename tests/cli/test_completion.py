@@ -39,7 +39,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("in", ["inspect"]),
         ("tr", ["trt"]),
-        ("onnx --max", ["--max-sequence-length"]),
+        ("onnx --max", ["--max-memory", "--max-sequence-length"]),
         ("compare b --no-", ["--no-explain"]),
         ("onnx sm", [*presets("sm"), "small.gguf", "smollm2"]),
         ("trt smo", [*presets("smo"), "smollm2"]),
@@ -49,7 +49,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("lint sm", []),
         ("onnx tiny --logits ", ["all", "last"]),
         ("compare b --backend ", backend_names()),
-        ("generate b hi --backend on", ["onnxruntime"]),
+        ("generate b hi --backend on", ["onnxruntime", "onnxruntime-nonpad"]),
         ("selftest b --backend t", [one.name for one in ENGINES]),
         ("trt b --backend ", [one.name for one in ENGINES]),
         ("trt b --hardware-compatibility a", ["ampere-plus"]),
