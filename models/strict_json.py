@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import EnumType
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
@@ -68,7 +69,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 def _record(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'it'} is {shown(value)}, and must be {_words(kind)}")
-    known, hints = fields(kind), get_type_hints(kind)
+    known, hints = fields(kind), _hints(kind)
     unknown = sorted(value.keys() - {field.name for field in known})
     if unknown:
         raise ValueError(f"{where or 'it'} holds the unknown key {unknown[0]!r}")
@@ -77,6 +78,11 @@ def _record(kind: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where or 'it'} lacks the key {field.name!r}")
     path = f"{where}." if where else ""
     return kind(**{f.name: _read(hints[f.name], value[f.name], f"{path}{f.name}") for f in known if f.name in value})
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:  # most of the time of reading a record, otherwise
+    return get_type_hints(kind)
 
 
 def _one_of(members: tuple[Any, ...], hint: Any, value: Any, where: str) -> Any:
