@@ -16,7 +16,11 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
+PICKLED = (".bin", ".pth", ".pt", ".ckpt")
+WHY_NOT_PICKLED = (
+    "pickled weights can run code when they are loaded and are not read. Convert them with transformers: "
+    "from_pretrained(folder).save_pretrained(new_folder)"
+)
 
 
 def stored_entries(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
@@ -125,12 +129,9 @@ def _no_weights(folder: Path, names: list[str]) -> UsageError:
             f"{lacks}, but {len(safetensors)} other safetensors files ({listed(safetensors)}): if they are shards of "
             f"this model, download its {INDEX_FILE}; if one is the whole model, name it {SINGLE_FILE}"
         )
-    pickled = [name for name in names if name.endswith(_PICKLED)]
+    pickled = [name for name in names if name.endswith(PICKLED)]
     if pickled:
-        return UsageError(
-            f"{lacks}, only {listed(pickled)}: pickled weights can run code when they are loaded and are not read. "
-            "Convert them with transformers: from_pretrained(folder).save_pretrained(new_folder)"
-        )
+        return UsageError(f"{lacks}, only {listed(pickled)}: {WHY_NOT_PICKLED}")
     held = f" (it holds {listed(names)})" if names else ""
     return UsageError(f"{lacks}{held}: download the weights into it")
 

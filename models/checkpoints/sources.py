@@ -147,6 +147,10 @@ def _open_path(path: Path, text_only: bool) -> Checkpoint:
         return GgufCheckpoint(path)
     if path.suffix == ".safetensors" or path.name == "config.json":
         raise UsageError(f"{path} is a part of a checkpoint: give its folder, {path.parent}")
+    from blockexport.models.checkpoints.safetensors_files import PICKLED, WHY_NOT_PICKLED
+
+    if path.suffix in PICKLED:
+        raise UsageError(f"{path}: {WHY_NOT_PICKLED}")
     raise UsageError(f"{path} is a file of no known kind: give a .gguf file, or a folder with config.json and weights")
 
 
