@@ -35,7 +35,7 @@ std::vector<int> numbers(const std::string& version) {
   std::vector<int> parts;
   std::istringstream stream(version);
   for (std::string part; std::getline(stream, part, '.');) {
-    if (!part.empty() && std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+    if (!part.empty() && part.size() < 10 && std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; })) {
       parts.push_back(std::stoi(part));
     }
   }

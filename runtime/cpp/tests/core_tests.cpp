@@ -108,9 +108,10 @@ void test_sampler(const std::string& path) {
   expect(throws([] { blockexport::Sampler({1.0, 0, 0.0, 0}); }, "top-p"), "top-p 0");
 }
 
-std::string first_match(const char* pattern, std::string_view text) {
+std::string first_match(const std::string& pattern, std::string_view text) {
   const std::u32string points = blockexport::text::to_utf32(text);
-  const std::size_t end = blockexport::text::Regex(pattern).match(points, 0);
+  std::size_t steps = blockexport::text::Regex::steps_for(points);
+  const std::size_t end = blockexport::text::Regex(pattern).match(points, 0, steps);
   return end == blockexport::text::Regex::npos ? "no match" : blockexport::text::to_utf8(points.substr(0, end));
 }
 
@@ -128,6 +129,14 @@ void test_regex() {
                           "(?:a*)*", "[a[b]]", "{2}", "*a", "(?i:[a-z])", "a{,}", "a{3,1}", "\\"}) {
     expect(throws([&] { blockexport::text::Regex regex(bad); }, "does not know"), std::string("refusal of ") + bad);
   }
+  // Expressions of strangers that would take exponential time to match or to compile, all memory, or all of the stack.
+  expect(throws([] { first_match("(x+x+)+y", std::string(50, 'x')); }, "too long to match"), "an exponential expression");
+  std::string repeated = "a";
+  for (int i = 0; i < 40; ++i) repeated = "(" + repeated + "){1,2}";
+  expect(throws([&] { first_match(repeated, "b"); }, "too many repetitions"), "repetitions inside each other");
+  expect(throws([] { first_match("((a{999}){999}){999}", "b"); }, "too many repetitions"), "a large expression");
+  expect(throws([] { first_match(std::string(60, '('), "b"); }, "too many groups"), "deep groups");
+  expect(throws([] { first_match(std::string(9999, '|'), "b"); }, "9999 characters"), "a long expression");
 }
 
 void test_utf8() {

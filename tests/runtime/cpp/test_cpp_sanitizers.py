@@ -15,7 +15,7 @@ from tests.runtime.cpp.test_cpp import ENGINES
 from tests.support import REPOSITORY
 
 ADDRESS = "address,undefined"
-PROGRAMS = ("decoder_tool", "selftest", "tokenizer_tool", "core_tests")  # the threads are in the first
+PROGRAMS = ("decoder_tool", "selftest", "tokenizer_tool", "core_tests", "fuzz_readers")  # the threads are in the first
 # ONNX Runtime keeps a few allocations to the end of the process.
 _SUPPRESSIONS = {"lsan": "leak:libonnxruntime\n", "tsan": "race:libonnxruntime\ncalled_from_lib:libonnxruntime\n"}
 
@@ -89,6 +89,20 @@ def test_core_under_address_and_undefined_behaviour(judged_stories: Path, tmp_pa
     weights, vectors = judged_stories / "model.safetensors", REPOSITORY / "tests/data/sampling_vectors.json"
     command = [str(build / "tests/core_tests"), str(vectors), str(weights), sha256_of(weights), str(tmp_path)]
     cpp_build.run(command, environment(tmp_path))
+
+
+def test_readers_refuse_what_was_found(tmp_path: Path) -> None:
+    tool = str(sanitized(ADDRESS) / "tests/fuzz_readers")
+    folders = sorted((REPOSITORY / "tests/fuzzing/found").glob("cpp-*"))
+    assert folders
+    for folder in folders:
+        files = sorted(map(str, folder.iterdir()))
+        said = cpp_build.run([tool, folder.name.removeprefix("cpp-"), *files], environment(tmp_path))
+        assert said == f"{len(files)} inputs\n"
+    deep = tmp_path / "tokenizer.json"
+    sequences = '{"type": "Sequence", "pretokenizers": [' * 50_000 + "]}" * 50_000
+    deep.write_text(f'{{"normalizer": null, "pre_tokenizer": {sequences}}}')
+    assert cpp_build.run([tool, "tokenizer", str(deep)], environment(tmp_path)) == "1 inputs\n"
 
 
 def test_two_decoders_in_two_threads(judged_stories: Path, tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ AddedTokens::AddedTokens(const Json& list, const Normalizer& normalizer) {
     if (entry.value("single_word", false)) refuse("the added token " + entry.at("content").dump() + " as single_word");
     const std::string content = entry.at("content");
     const bool normalized = entry.value("normalized", !entry.value("special", false));
-    if (content.empty()) refuse("an empty added token");
-    tokens_.push_back({content, normalized ? normalizer(content) : content, entry.at("id").get<std::int64_t>(),
+    const std::string pattern = normalized ? normalizer(content) : content;
+    if (pattern.empty()) refuse("an empty added token");
+    tokens_.push_back({content, pattern, entry.at("id").get<std::int64_t>(),
                        entry.value("special", false), entry.value("lstrip", false), entry.value("rstrip", false)});
     by_id_[tokens_.back().id] = tokens_.size() - 1;
     (normalized ? normalized_ : plain_)[tokens_.back().pattern[0]].push_back(tokens_.size() - 1);

@@ -31,7 +31,7 @@ Bpe::Bpe(const Json& model) {
   }
   for (const auto& [token, id] : model.at("vocab").items()) {
     const auto number = id.get<std::uint32_t>();
-    if (number > 1U << 24) refuse("the token id " + id.dump());
+    if (number > 1U << 21) refuse("the token id " + id.dump());
     ids_.emplace(token, number);
     if (tokens_.size() <= number) tokens_.resize(number + std::size_t{1});
     tokens_[number] = token;

@@ -61,24 +61,25 @@ BundleText::BundleText(const Manifest& manifest, std::unique_ptr<Tokenizer> toke
     : tokenizer_(tokenizer ? std::move(tokenizer) : load_tokenizer(manifest.file("tokenizer.json"))) {
   const Json config = read_json(manifest, "tokenizer_config.json");
   const Json map = read_json(manifest, "special_tokens_map.json");
+  std::int64_t eos = -1;
   const auto special = [&](const char* name) {
     const std::string own = token_text(config, name);
     const std::string text = own.empty() ? token_text(map, name) : own;
     return text.empty() ? std::int64_t{-1} : tokenizer_->token_to_id(text);
   };
-  bos_ = special("bos_token");
   if (config.contains("add_bos_token") && config.at("add_bos_token").is_boolean()) {
     add_bos_ = config.at("add_bos_token").get<bool>() ? AddBos::kAlways : AddBos::kNever;
   }
   try {
+    bos_ = special("bos_token");
+    eos = special("eos_token");
     read_generation_config(manifest);
     read_chat_turns(manifest);
   } catch (const Json::exception& error) {
-    throw Error(manifest.folder.string() + ": generation_config.json or chat_turns.json is damaged (" + error.what() +
-                "): export the bundle again");
+    throw Error(manifest.folder.string() + ": tokenizer_config.json, special_tokens_map.json, generation_config.json or "
+                "chat_turns.json is damaged (" + error.what() + "): export the bundle again");
   }
   if (stop_ids_.empty()) stop_ids_ = manifest.eos_token_ids;
-  const std::int64_t eos = special("eos_token");
   if (stop_ids_.empty() && eos >= 0) stop_ids_ = {eos};
 }
 

@@ -15,6 +15,8 @@ using text::Json;
 using text::Piece;
 using text::TokenBytes;
 
+constexpr int kDeepest = 64;  // that of known models is 7
+
 class JsonTokenizer final : public Tokenizer {
  public:
   explicit JsonTokenizer(const Json& file)
@@ -24,6 +26,7 @@ class JsonTokenizer final : public Tokenizer {
         token_bytes_(text::make_token_bytes(file.at("decoder"))),
         added_(file.at("added_tokens"), normalizer_),
         bpe_(file.at("model")) {
+    text::require_bounded(file);
     text::only_keys(file,
                     {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                      "post_processor", "decoder", "model"},
@@ -171,8 +174,12 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& tokenizer
   if (!file) {
     throw Error(tokenizer_json.string() + " cannot be read: the bundle takes token ids only, or the file was lost");
   }
+  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kDeepest) text::refuse("more than " + std::to_string(kDeepest) + " lists and objects inside each other");
+    return true;
+  };
   try {
-    return std::make_unique<JsonTokenizer>(Json::parse(file));
+    return std::make_unique<JsonTokenizer>(Json::parse(file, shallow));
   } catch (const Json::exception& error) {
     throw Error(tokenizer_json.string() + " is damaged (" + error.what() + "): export the bundle again");
   }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "blockexport/error.h"
@@ -31,7 +32,33 @@ std::string replaced(const std::string& text, const std::string& from, const std
   return out.append(text, at, std::string::npos);
 }
 
+// How many times longer a step may make a text.
+double growth_of(const Json& part) {
+  const std::string type = part.is_object() ? part.value("type", "") : "";
+  double growth = 1;
+  if (type == "Sequence") {
+    for (const Json& step : part.at(part.contains("normalizers") ? "normalizers" : "pretokenizers")) growth *= growth_of(step);
+  } else if (type == "Replace") {
+    const std::string from = part.at("pattern").at("String"), to = part.at("content");
+    growth = static_cast<double>(to.size()) / static_cast<double>(from.size());
+  } else if (type == "Metaspace") {
+    growth = static_cast<double>(part.at("replacement").get<std::string>().size());
+  } else if (type == "Prepend") {
+    growth = static_cast<double>(part.at("prepend").get<std::string>().size()) / 3;  // of a word of some letters
+  } else if (type == "ByteLevel" || type == "NFC") {
+    growth = 2;
+  }
+  return std::max(1.0, growth);
+}
+
 }  // namespace
+
+void require_bounded(const Json& tokenizer) {
+  constexpr double most = 64;
+  if (growth_of(tokenizer.at("normalizer")) * growth_of(tokenizer.at("pre_tokenizer")) > most) {
+    refuse("steps that could make a text more than " + std::to_string(static_cast<int>(most)) + " times longer");
+  }
+}
 
 Normalizer make_normalizer(const Json& part) {
   if (part.is_null()) return [](std::string text) { return text; };

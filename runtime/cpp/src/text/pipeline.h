@@ -19,6 +19,8 @@ void only_keys(const Json& part, std::initializer_list<std::string_view> known, 
 /// A step from text to text, before it is cut into words.
 using Normalizer = std::function<std::string(std::string)>;
 Normalizer make_normalizer(const Json& part);
+/// Refuses a tokenizer whose steps could make a text very much longer, as forty that double it would.
+void require_bounded(const Json& tokenizer);
 
 /// A piece of text on its way to the model; `first` says that it begins where the whole text begins.
 struct Piece {

@@ -30,9 +30,9 @@ Cut split(std::string_view pattern, bool keep_matches, bool keep_others) {
     const auto add = [&](std::size_t start, std::size_t end, bool keep) {
       if (keep && start < end) out.push_back({to_utf8(text.substr(start, end - start)), piece.first && start == 0});
     };
-    std::size_t other = 0;
+    std::size_t other = 0, steps = Regex::steps_for(text);
     for (std::size_t at = 0; at < text.size();) {
-      const std::size_t end = regex->match(text, at);
+      const std::size_t end = regex->match(text, at, steps);
       if (end == Regex::npos || end == at) {
         ++at;
         continue;

@@ -8,6 +8,13 @@
 #include "text/unicode.h"
 
 namespace blockexport::text {
+namespace {
+
+// The longest expression of a known model has about 1500 characters, and compiles to fewer instructions.
+constexpr std::size_t kLongest = 4096, kDeepest = 50, kInstructions = 1 << 17;
+constexpr std::size_t kUntried = 1 << 24;  // branches that wait: one for each character of a word
+
+}  // namespace
 
 bool Regex::Item::matches(char32_t point) const {
   const bool inside = (point >= first && point <= last) || (white && is_white_space(point)) ||
@@ -25,6 +32,8 @@ class RegexCompiler {
   RegexCompiler(std::string_view pattern, Regex& out) : pattern_(to_utf32(pattern)), out_(out) {}
 
   void compile() {
+    if (pattern_.size() > kLongest) throw Error("the tokenizer has an expression of " + std::to_string(pattern_.size()) +
+                                                " characters, and " + std::to_string(kLongest) + " are the most");
     alternatives();
     if (at_ != pattern_.size()) refuse("an unmatched )");
     emit(Regex::Op::kMatch);
@@ -47,6 +56,7 @@ class RegexCompiler {
     return true;
   }
   std::size_t emit(Op op, std::size_t x = 0, std::size_t y = 0) {
+    if (++emitted_ > kInstructions) refuse("too many repetitions");
     out_.program_.push_back({op, x, y});
     return out_.program_.size() - 1;
   }
@@ -156,9 +166,11 @@ class RegexCompiler {
     return 1;
   }
   std::size_t group(bool folded) {
+    if (++depth_ > kDeepest) refuse("too many groups inside each other");
     const bool outer = std::exchange(folded_, folded);
     const std::size_t least = alternatives();
     folded_ = outer;
+    --depth_;
     if (!take(U")")) refuse("a group without its )");
     return least;
   }
@@ -258,17 +270,23 @@ class RegexCompiler {
   static constexpr std::size_t kMany = static_cast<std::size_t>(-1);
   std::u32string pattern_;
   Regex& out_;
-  std::size_t at_ = 0;
+  std::size_t at_ = 0, depth_ = 0;
+  std::size_t emitted_ = 0;  // what a repetition compiles again included
   bool folded_ = false;
 };
 
 Regex::Regex(std::string_view pattern) { RegexCompiler(pattern, *this).compile(); }
 
-std::size_t Regex::match(std::u32string_view text, std::size_t start) const { return run(text, 0, start); }
+std::size_t Regex::match(std::u32string_view text, std::size_t start, std::size_t& steps) const {
+  return run(text, 0, start, steps);
+}
 
-std::size_t Regex::run(std::u32string_view text, std::size_t pc, std::size_t at) const {
+std::size_t Regex::run(std::u32string_view text, std::size_t pc, std::size_t at, std::size_t& steps) const {
   std::vector<std::pair<std::size_t, std::size_t>> untried;
   while (true) {
+    if (steps-- == 0 || untried.size() > kUntried) {
+      throw Error("the tokenizer's expression takes too long to match this text: pass a Tokenizer of your own");
+    }
     const Instruction& now = program_[pc];
     bool failed = false;
     switch (now.op) {
@@ -283,7 +301,7 @@ std::size_t Regex::run(std::u32string_view text, std::size_t pc, std::size_t at)
       case Op::kJump: pc = now.x; break;
       case Op::kAhead:
       case Op::kNotAhead:
-        failed = (run(text, pc + 1, at) != npos) != (now.op == Op::kAhead);
+        failed = (run(text, pc + 1, at, steps) != npos) != (now.op == Op::kAhead);
         pc = now.x;
         break;
       case Op::kMatch: return at;

@@ -8,14 +8,18 @@
 namespace blockexport::text {
 
 /// The regular expressions of pre-tokenizers: alternation, groups, `(?i:...)`, look-ahead, classes with `\p{..}`, `\s`,
-/// greedy `? * + {m,n}`. Matched by backtracking, as in Python's `tokenizers`; anything else is refused by name.
+/// greedy `? * + {m,n}`. Matched by backtracking, as in Python's `tokenizers`, for as many steps as are left to it;
+/// anything else is refused by name.
 class Regex {
  public:
-  /// Throws Error naming what is not supported in `pattern`.
+  /// Throws Error naming what is not supported in `pattern`, or is too large in it.
   explicit Regex(std::string_view pattern);
 
-  /// The end of the match that begins at `start`, or npos.
-  std::size_t match(std::u32string_view text, std::size_t start) const;
+  /// The end of the match that begins at `start`, or npos. Every step is taken from `steps`; throws Error when none is left.
+  std::size_t match(std::u32string_view text, std::size_t start, std::size_t& steps) const;
+
+  /// Enough for all matches of a sound expression in `text`: an expression of a stranger may need exponentially many.
+  static std::size_t steps_for(std::u32string_view text) { return 50'000 + 500 * text.size(); }
 
   static constexpr std::size_t npos = std::u32string_view::npos;
 
@@ -41,7 +45,7 @@ class Regex {
 
  private:
   friend class RegexCompiler;
-  std::size_t run(std::u32string_view text, std::size_t pc, std::size_t at) const;
+  std::size_t run(std::u32string_view text, std::size_t pc, std::size_t at, std::size_t& steps) const;
 
   std::vector<Set> sets_;
   std::vector<Instruction> program_;

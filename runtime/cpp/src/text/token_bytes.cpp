@@ -37,6 +37,7 @@ TokenBytes make_sequence(const Json& steps) {
       refuse("the decoder step " + step.dump());
     }
   }
+  if (space && made.space.empty()) refuse("a decoder that replaces the empty string");
   if (!space || !fallback || !fused) refuse("a decoder sequence without Replace, ByteFallback and Fuse");
   return made;
 }
@@ -52,6 +53,7 @@ TokenBytes make_token_bytes(const Json& part) {
     TokenBytes made;
     made.kind = TokenBytes::Kind::kMetaspace;
     made.space = part.at("replacement");
+    if (made.space.empty()) refuse("a decoder that replaces the empty string");
     made.strip_first_space = part.value("prepend_scheme", "always") != "never";
     return made;
   }
