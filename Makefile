@@ -6,6 +6,7 @@
 #   make test-gpu    the tests that need a GPU; fails where there is none. Its last line says what was tested, and on what
 #   make gpu-kit     build/gpu-kit: wheels for a machine with a GPU, PyTorch and no network, and the script that measures there
 #   make lint        ruff, mypy and import-linter alone
+#   make fuzz        every parser of ours fuzzed, FUZZ_SECONDS each (60); PARSER=... for some of them
 #   make docs        the documentation as a site, in build/site
 #   make clean       removes what make made, the virtual environment included
 
@@ -17,9 +18,10 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinit
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --report $(VENV)/installed.json
 CHECK_HASHES := $(BIN)/python tests/check_hashes.py $(VENV)/installed.json
 THREADS ?= 1
+FUZZ_SECONDS ?= 60
 DEMO_BUNDLE ?= demo-bundle
 
-.PHONY: demo test test-full test-gpu gpu-kit lint pytest docs clean
+.PHONY: demo test test-full test-gpu gpu-kit fuzz lint pytest docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
@@ -43,6 +45,9 @@ test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
 
 gpu-kit: $(VENV)/.with-test $(VENV)/.with-smollm2
 	$(BIN)/python benchmarks/gpu_kit.py collect build/gpu-kit
+
+fuzz: $(VENV)/.with-fuzzer
+	PYTHONPATH=.:$(VENV)/fuzzer $(BIN)/python -P -m tests.fuzzing.run --seconds $(FUZZ_SECONDS) $(PARSER)
 
 lint: $(VENV)/.with-test $(VENV)/.with-docs build/types/.linked
 	$(BIN)/ruff check .
@@ -91,6 +96,11 @@ $(VENV)/.with-references: constraints.txt hashes.txt $(VENV)/.made
 	$(CHECK_HASHES)
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/peft-reference peft accelerate psutil
 	$(CHECK_HASHES)
+	touch $@
+
+# Not a part of the test environment: it has wheels for Linux on x86 alone.
+$(VENV)/.with-fuzzer: constraints.txt $(VENV)/.with-test
+	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/fuzzer atheris coverage
 	touch $@
 
 # mypy reads the sources under the names they install as.

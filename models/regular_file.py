@@ -34,6 +34,8 @@ def open_regular(path: Path) -> BufferedReader:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {_reason(path, error)}") from error
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: no file can have such a name ({error})") from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -65,6 +67,8 @@ def is_anything(path: Path) -> bool:
 def _mode(path: Path) -> int | None:
     try:
         return path.stat().st_mode
+    except ValueError:  # a null character or half of a character, which no name has
+        return None
     except OSError as error:  # or a folder that may not be looked into, a path that is too long
         if isinstance(error, FileNotFoundError | NotADirectoryError) and _broken_link(path) is None:
             return None

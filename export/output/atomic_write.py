@@ -220,7 +220,9 @@ def _remove_each(paths: Iterable[Path]) -> None:
 
 def _inside(folder: Path, name: str) -> Path:
     """A path of a plan, which may be a stranger's: nothing outside of the folder is ever touched."""
+    os.fsencode(name)  # ValueError where it holds half of a character
     path = folder / name
-    if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder)) or path.name in ("", ".."):
+    around = Path(os.path.realpath(path.parent))
+    if "\0" in name or not around.is_relative_to(os.path.realpath(folder)) or path.name in ("", ".."):
         raise ValueError(f"{name} is outside")
     return path

@@ -37,11 +37,13 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | No
         return entry
     try:
         named = {item["name"]: item["template"] for item in entry}
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError):
+        named = {None: None}
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
         raise UsageError(
             "chat_template in tokenizer_config.json must be text or a list of {name, template}: fix it, or remove it "
             "to go without"
-        ) from error
+        )
     if "default" not in named:
         raise UsageError(
             f"the chat templates are called {', '.join(named)} and none is the default: put the one you want "

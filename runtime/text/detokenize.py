@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from blockexport.models.errors import UsageError
 
+_LONGEST_STRIP = 16  # characters; SentencePiece's is one
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -81,7 +82,7 @@ def _known_rules(decoder: Mapping[str, Any] | None) -> _Rules:
         elif kind == "Metaspace":
             strip = "" if part.get("prepend_scheme", "always") == "never" else " "
             rules = replace(rules, replacements=(*rules.replacements, (part["replacement"], " ")), strip=strip)
-        elif kind == "Strip" and part["stop"] == 0:
+        elif kind == "Strip" and part["stop"] == 0 and part["start"] <= _LONGEST_STRIP:
             rules = replace(rules, strip=part["content"] * part["start"])
         elif kind != "Fuse":
             raise UsageError(

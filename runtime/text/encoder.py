@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from blockexport.models.errors import UsageError
+from blockexport.models.native_output import captured_stderr
 from blockexport.models.regular_file import read_text
 from blockexport.runtime.text.bounded_process import Bounds, OutOfBounds, run_bounded, serve
 from blockexport.runtime.text.tokenizer_pipeline import is_bounded
@@ -52,7 +53,8 @@ def load_tokenizer(path: Path) -> LoadedTokenizer:
         if not bounded:  # as much of it as decoding needs
             kept = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
             source = json.dumps({**data, **kept})
-        tokenizer = _parsed(source)
+        with captured_stderr():  # where the library tells of its own panics
+            tokenizer = _parsed(source)
     except (ValueError, TypeError, RecursionError, _TokenizerError) as error:
         raise UsageError(f"{path} is not a tokenizer ({error}): fetch the file again, or remove it") from error
     if bounded:

@@ -69,8 +69,12 @@ def _adds_little(part: Mapping[str, Any]) -> bool:
         return True
     if part["type"] != "TemplateProcessing":
         return False
-    single = part["single"]
-    return len(single) <= GROWTH and sum("Sequence" in piece for piece in single) <= 1
+    single, known = part["single"], part["special_tokens"]  # the library panics over a token that is not among them
+    return (
+        len(single) <= GROWTH
+        and sum("Sequence" in piece for piece in single) <= 1
+        and all("Sequence" in piece or piece["SpecialToken"]["id"] in known for piece in single)
+    )
 
 
 def _is_quick(model: Mapping[str, Any]) -> bool:
