@@ -28,9 +28,12 @@ def is_bounded(tokenizer: Any) -> bool:
         growth = 1.0
         for part in _parts(tokenizer.get("normalizer"), "normalizers"):
             growth *= _growth_of(part)
+        cuts = list(_parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
+        for part in cuts:
+            growth *= 2.0 if part["type"] == "ByteLevel" else 1.0  # a letter of two bytes for a byte
         return (
             growth <= GROWTH
-            and all(_cuts_quickly(part) for part in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
+            and all(map(_cuts_quickly, cuts))
             and all(_adds_little(part) for part in _parts(tokenizer.get("post_processor"), "processors"))
             and _is_quick(tokenizer["model"])
         )
