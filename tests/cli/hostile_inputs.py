@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cli.hostile_files import lines, make_files
 from tests.support import shared_path
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -43,6 +44,7 @@ def cases() -> list[Case]:
     told = f"{export} --json"  # notes are told, and the output is removed with the folder
     made = told.replace(" -q", "")
     return [
+        *(_case(*line) for line in lines()),
         *pipes,
         *values,
         _case(f"onnx IN/pipe-chat_template.jinja {export}", words="is a pipe"),
@@ -181,6 +183,7 @@ def make_inputs(folder: Path, bundle: Path) -> None:
     def holding(value: Any) -> Callable[[Path], object]:
         return lambda path: path.write_text(json.dumps(value))
 
+    make_files(folder, bundle)
     for name in (*MODEL_FILES, "chat_template.jinja", "model.safetensors.index.json"):
         model(f"pipe-{name}", name, os.mkfifo)
     for name, value in VALUES.items():

@@ -1,4 +1,4 @@
-"""Sixty hostile inputs over all commands: none hangs, none is called a bug of ours, none leaves a file."""
+"""Nearly two hundred hostile inputs to all commands: none hangs, none is called a bug of ours, none leaves a file."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def _seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def test_there_are_sixty_of_them_over_all_commands() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) >= 60
+def test_there_are_many_of_them_over_all_commands() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 180
     commands = {path.name.removesuffix("_command.py") for path in (REPOSITORY / "cli").glob("*_command.py")}
     assert {case.arguments[0] for case in CASES} == commands
 
