@@ -33,6 +33,10 @@ class Pt2Decoder(Decoder):
         require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config, least=2)
         read_graph(folder, manifest)  # which tells a forged M from the bundle's
         # PyTorch unpickles it, which can run code: nothing of it is read that was not compared.
+        if PT2_FILE not in manifest.files:
+            raise UsageError(
+                f"{path} is not in the manifest, and is code that would run: remove it, and export again with --pt2"
+            )
         check_artifact(folder, manifest, PT2_FILE, "nothing" if verify == "nothing" else "whole")
         program = _load(path)
         _check_interface(path, program, manifest)

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.file_check import REMEDY, wrong_files
-from blockexport.export.bundle.golden_file import GoldenVectors
+from blockexport.export.bundle.golden_file import GOLDEN_FILE, GoldenVectors
 from blockexport.export.bundle.manifest import Manifest
-from blockexport.models.errors import DamagedBundleError
+from blockexport.models.errors import DamagedBundleError, UsageError
 from blockexport.models.progress import Progress, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -43,7 +43,12 @@ def check_files(folder: Path, manifest: Manifest, progress: Progress = silent) -
 
 
 def replay_golden(decoder: Decoder, golden: GoldenVectors, progress: Progress = silent) -> SelftestResult:
-    """Run the prefill and every step, and hold the outputs against the golden ones. NaN and infinity always fail."""
+    """Run the prefill and every step, and hold the outputs against the golden ones. NaN and infinity always fail.
+
+    Raises:
+        UsageError: the vectors are of another model than the decoder.
+    """
+    _require_of(decoder, golden)
     last = int(golden.positions_P[-1])
     inputs = golden.inputs[None]
     decoder.reset(1)
@@ -69,3 +74,14 @@ def replay_golden(decoder: Decoder, golden: GoldenVectors, progress: Progress = 
         float(largest_P[worst]),
         float(golden.tolerance_P[worst]),
     )
+
+
+def _require_of(decoder: Decoder, golden: GoldenVectors) -> None:
+    ends, width, inputs = decoder.interface.ends, decoder.interface.width, golden.inputs
+    of_inputs = inputs.shape[1:] == (width,) if ends.headless else bool(((inputs >= 0) & (inputs < width)).all())
+    first = golden.prefill - 1 if ends.last_logits_only else 0  # position whose outputs come out
+    fits = golden.headless == ends.headless and golden.outputs_PV.shape[1:] == (width,) and of_inputs
+    if not fits or int(golden.positions_P[0]) < first:
+        raise UsageError(
+            f"{GOLDEN_FILE} is of another model than the bundle: copy the whole bundle again, or export it again"
+        )

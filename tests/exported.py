@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from blockexport.export.bundle.manifest import Manifest, write_manifest
+from blockexport.export.bundle.file_check import file_entry
+from blockexport.export.bundle.manifest import PT2_FILE, Manifest, read_manifest, write_manifest
 from blockexport.export.onnx_export import export_onnx
+from blockexport.export.pt2 import write_pt2
 from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
@@ -88,3 +90,15 @@ def export(
     manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation, attention=attention)
     write_manifest(folder, manifest)
     return manifest
+
+
+def add_program(checkpoint: Checkpoint, interface: Interface, folder: Path) -> None:
+    """Write model.pt2 into an exported folder, listed in its manifest: what is not is not opened."""
+    write_pt2(checkpoint, interface, folder)
+    list_file(folder, PT2_FILE)
+
+
+def list_file(folder: Path, name: str) -> None:
+    """Enter a file as it is now into the manifest."""
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, files={**manifest.files, name: file_entry(folder / name)}))

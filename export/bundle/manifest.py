@@ -18,6 +18,7 @@ from typing import Any
 
 from blockexport.export.output.atomic_write import finish_moves, replace_file
 from blockexport.export.output.ownership import MANIFEST as MANIFEST
+from blockexport.models.config.config_fields import MAX_LAYERS
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends, Interface, Port
@@ -247,18 +248,9 @@ def check_manifest(manifest: Manifest) -> None:
     for name in _POSITIVE:
         if not getattr(config, name) > 0:
             raise ValueError(f"config.{name} is {getattr(config, name)}, and must be above 0")
+    _check_layers(config)
     if config.sliding_window is not None and config.sliding_window < 1:
         raise ValueError(f"config.sliding_window is {config.sliding_window}, and must be at least 1, or null")
-    if len(config.layer_types) not in (0, config.num_hidden_layers):
-        raise ValueError(
-            f"config.layer_types has {len(config.layer_types)} entries, and must have one for each of the "
-            f"{config.num_hidden_layers} layers, or none"
-        )
-    if set(config.layers_without_rope) - set(range(config.num_hidden_layers)):
-        raise ValueError(
-            f"config.layers_without_rope is {list(config.layers_without_rope)}, and must name some of the "
-            f"{config.num_hidden_layers} layers, from 0 on"
-        )
     if not 1 <= slots <= rows:
         raise ValueError(f"max_sequence_length is {slots}, and must be within 1..{rows}, the rope_table_rows")
     stage = manifest.stage
@@ -280,6 +272,21 @@ def check_manifest(manifest: Manifest) -> None:
         ("inputs", "outputs"), (manifest.inputs, manifest.outputs), (made.inputs, made.outputs), strict=True
     ):
         _check_ports(kind, listed, ports)
+
+
+def _check_layers(config: ModelConfig) -> None:
+    if config.num_hidden_layers > MAX_LAYERS:  # before as many inputs and outputs are made of it
+        raise ValueError(f"config.num_hidden_layers is {config.num_hidden_layers}, and must be at most {MAX_LAYERS}")
+    if len(config.layer_types) not in (0, config.num_hidden_layers):
+        raise ValueError(
+            f"config.layer_types has {len(config.layer_types)} entries, and must have one for each of the "
+            f"{config.num_hidden_layers} layers, or none"
+        )
+    if set(config.layers_without_rope) - set(range(config.num_hidden_layers)):
+        raise ValueError(
+            f"config.layers_without_rope is {list(config.layers_without_rope)}, and must name some of the "
+            f"{config.num_hidden_layers} layers, from 0 on"
+        )
 
 
 def _check_file(name: str, entry: FileEntry) -> None:

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import read_manifest, write_manifest
-from blockexport.export.pt2 import write_pt2
 from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
-from tests.exported import export, random_model
+from tests.exported import add_program, export, list_file, random_model
 
 KINDS: dict[str, dict[str, bool]] = {"plain": {}, "headless": {"headless": True}}
 
@@ -27,7 +25,7 @@ KINDS: dict[str, dict[str, bool]] = {"plain": {}, "headless": {"headless": True}
 def make(folder: Path, kind: str, **changes: object) -> None:
     checkpoint = random_model(**{"num_hidden_layers": 1, "layer_types": (), **changes})
     export(checkpoint, folder, Precision.FP32, **KINDS[kind])
-    write_pt2(checkpoint, Interface(checkpoint.config, Precision.FP32.element, 29, Ends.of(**KINDS[kind])), folder)
+    add_program(checkpoint, Interface(checkpoint.config, Precision.FP32.element, 29, Ends.of(**KINDS[kind])), folder)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +77,7 @@ def test_another_or_a_damaged_program(
     shutil.copytree(made, tmp_path / "copy")
     bundle = tmp_path / "copy" / "plain"
     spoil(bundle)
+    list_file(bundle, "model.pt2")
     with pytest.raises(UsageError) as caught:
         open_decoder(bundle, "pt2")
     said = str(caught.value)
@@ -95,9 +94,6 @@ def test_one_that_is_not_the_manifests_is_not_unpickled(
 ) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(made / "plain", bundle)
-    manifest = read_manifest(bundle)
-    entry = file_entry(bundle / "model.pt2")
-    write_manifest(bundle, replace(manifest, files={**manifest.files, "model.pt2": entry}))
     open_decoder(bundle, "pt2")
 
     def loaded(path: Path) -> None:
@@ -109,3 +105,7 @@ def test_one_that_is_not_the_manifests_is_not_unpickled(
     (bundle / "model.pt2").write_bytes(content)
     with pytest.raises(UsageError, match=r"model\.pt2 has the SHA-256"):
         open_decoder(bundle, "pt2")
+    manifest = read_manifest(bundle)
+    write_manifest(bundle, replace(manifest, files={n: e for n, e in manifest.files.items() if n != "model.pt2"}))
+    with pytest.raises(UsageError, match=r"model\.pt2 is not in the manifest"):
+        open_decoder(bundle, "pt2", verify="nothing")

@@ -19,7 +19,6 @@ from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.immovable import as_integers
 from blockexport.compare.judge import JudgeOptions
 from blockexport.export.bundle.manifest import ONNX_FILE, PT2_FILE
-from blockexport.export.pt2 import write_pt2
 from blockexport.export.weights.weight_files import WEIGHTS_FILE
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
@@ -33,7 +32,7 @@ from tests.any_model import draw, write
 from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import MemoryCheckpoint
 from tests.compare.static_judge import figures_of, judged, spoilt
-from tests.exported import EVERYTHING, Gainful, export, gainful
+from tests.exported import EVERYTHING, Gainful, add_program, export, gainful
 from tests.stored_codes import Change
 
 CHECKPOINT = gainful(EVERYTHING)
@@ -202,7 +201,7 @@ ANOTHER = [pytest.param(precision, marks=pytest.mark.full) for precision in (Pre
 def test_pt2(tmp_path: Path, precision: Precision) -> None:
     checkpoint = gainful(replace(EVERYTHING, num_hidden_layers=1, layer_types=("full_attention",)))
     export(checkpoint, tmp_path / "b", precision)
-    write_pt2(checkpoint, Interface(checkpoint.config, precision.element, 29), tmp_path / "b")
+    add_program(checkpoint, Interface(checkpoint.config, precision.element, 29), tmp_path / "b")
     assert judged(tmp_path / "b", checkpoint, "parameters", "pt2").message.endswith("to the bit")
     path, name = tmp_path / "b" / PT2_FILE, Q1.replace("1", "0")
     bits = checkpoint.read(name).to(precision.torch_dtype).view(torch.uint8).numpy().tobytes()

@@ -15,7 +15,6 @@ from blockexport.compare.core.check import Verdict
 from blockexport.compare.core.immovable import has_moved, moved_by, same_bits
 from blockexport.compare.judge import JudgeOptions
 from blockexport.compare.report.report import Report
-from blockexport.export.pt2 import write_pt2
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.interface import Interface
 from blockexport.models.precision import Precision
@@ -26,7 +25,7 @@ from tests.compare import broken_calls as calls
 from tests.compare.broken import Breaker, Broken
 from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import eager_model
-from tests.exported import EVERYTHING, export, gainful
+from tests.exported import EVERYTHING, add_program, export, gainful
 
 M = 64
 CHECKS = ("chunked", "slots", "capacity", "padding", "invariance", "determinism")
@@ -166,7 +165,7 @@ def test_every_backend_passes_for_a_sound_bundle(precision: Precision, tmp_path:
     export(checkpoint, tmp_path, precision, slots=53)
     backends = ["onnxruntime", "replay"]
     if precision is Precision.FP16:
-        write_pt2(checkpoint, Interface(checkpoint.config, precision.element, 53), tmp_path)
+        add_program(checkpoint, Interface(checkpoint.config, precision.element, 53), tmp_path)
         backends.append("pt2")
     for backend in backends:
         decoder = open_decoder(tmp_path, backend)
