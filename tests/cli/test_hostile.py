@@ -21,7 +21,8 @@ from tests.cli.hostile_inputs import Case, cases, make_inputs
 from tests.support import REPOSITORY, shared_path
 
 CASES = cases()
-SECONDS = 5  # of processor time
+SECONDS = 2  # of processor time
+LONGER = 6  # where a stranger's program runs up to its limits, or something is made
 PATIENCE = 120  # seconds until a case counts as hanging on a machine that does other things as well
 
 
@@ -117,7 +118,10 @@ def test_it_is_refused_in_time_and_leaves_nothing(case: Case, outcomes: dict[str
     assert outcome["code"] in case.codes, outcome["said"]
     assert case.words in outcome["said"]
     assert "Traceback" not in outcome["said"] and "bug of ours" not in outcome["said"]
-    assert outcome["seconds"] < SECONDS
+    at_a_limit = any(
+        words in outcome["said"] for words in ("of processor time", "MiB of memory", "cannot read this text")
+    )
+    assert outcome["seconds"] < (LONGER if at_a_limit or outcome["code"] in (0, 3) else SECONDS)
     assert outcome["code"] == 0 or outcome["left"] == []
 
 
