@@ -99,8 +99,9 @@ $(VENV)/.with-references: constraints.txt hashes.txt $(VENV)/.made
 	touch $@
 
 # Not a part of the test environment: it has wheels for Linux on x86 alone.
-$(VENV)/.with-fuzzer: constraints.txt $(VENV)/.with-test
+$(VENV)/.with-fuzzer: constraints.txt hashes.txt $(VENV)/.with-test
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/fuzzer atheris coverage
+	$(CHECK_HASHES)
 	touch $@
 
 # mypy reads the sources under the names they install as.
