@@ -183,8 +183,6 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("rope_partial_dropped", rotary_dims(10), ("q_rope",), model="parallel"),
     Exhibit("rope_dims_8", rotary_dims(8), ("q_rope",), model="parallel"),
     Exhibit("eps_1e-06", attribute("RMSNormalization", "epsilon", 1e-6, everywhere=True), ("input_layernorm",)),
-    Exhibit("eps_0.01", attribute("RMSNormalization", "epsilon", 1e-2, everywhere=True), ("input_layernorm",)),
-    Exhibit("eps_0.001", attribute("RMSNormalization", "epsilon", 1e-3, everywhere=True), ("input_layernorm",)),
     Exhibit("gelu", gelu("none"), ("activation",)),
     Exhibit("gelu_tanh", gelu("tanh"), ("activation",)),
     Exhibit("silu_missing", act_missing, ("activation",)),

@@ -15,6 +15,7 @@ from blockexport.compare.explain.defects_position import EXCHANGED, LOST
 from tests.conftest import TABLE
 from tests.exported import EVERYTHING, gainful
 from tests.zoo import EXHIBITS, Exhibit, models
+from tests.zoo_bench import attribute
 from tests.zoo_edits_position import last_write_early, rope_missing, stale_slot
 from tests.zoo_judge import HEADER, SLOTS, Cage, Record, build_cage, judge_exhibit
 
@@ -52,7 +53,6 @@ FULL = (
     "gate_proj_bias_dropped",
     "up_proj_bias_dropped",
     "qkv_bias_dropped",
-    "eps_0.001",
     "gelu_tanh",
     "silu_missing",
     "silu-scaled",
@@ -80,6 +80,16 @@ def test_defect_is_detected_located_and_named(
     exhibit: Exhibit, cages: Cages, tmp_path: Path, record_property: Record
 ) -> None:
     judge_exhibit(exhibit, cages(exhibit.model), tmp_path, record_property)
+
+
+@pytest.mark.parametrize("epsilon", [1e-2, pytest.param(1e-3, marks=pytest.mark.full)])
+def test_an_epsilon_that_is_far_too_large_is_named(
+    epsilon: float, cages: Cages, tmp_path: Path, record_property: Record
+) -> None:
+    spoil = attribute("RMSNormalization", "epsilon", epsilon, everywhere=True)
+    judge_exhibit(
+        Exhibit(f"eps_{epsilon:g}", spoil, ("input_layernorm",)), cages("everything"), tmp_path, record_property
+    )
 
 
 ONE_LAYER = ("rope_interleaved", "mask_sees_next", "slot_late")
