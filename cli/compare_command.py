@@ -72,8 +72,8 @@ def compare(
     from blockexport.export.output.place import inputs_of
     from blockexport.library import compare_bundle
 
-    inputs = inputs_of(*(bundle or ()), *(onnx or ()), model, lora, text)
-    folder = None if report is None else report_place(report, inputs)
+    given = *(bundle or ()), *(onnx or ()), model, lora, text
+    folder = None if report is None else report_place(report, inputs_of(*given))
     how: dict[str, Any] = {
         "checks": tuple(check or ()),
         "decode_steps": decode_steps,
