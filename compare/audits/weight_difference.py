@@ -115,7 +115,8 @@ def _wrongly_split(found: torch.Tensor, checkpoint: Checkpoint, name: str) -> st
     """The rows of q, k or v that a matrix which stacks the three gives when it is taken apart in the wrong order."""
     stem, _, kind = name.rpartition(".")
     parts = [f"{stem.removesuffix(stem[-6:])}{one}_proj.{kind}" for one in "qkv"]
-    if name not in parts or any(checkpoint.entries[one].shape != found.shape for one in parts):
+    entries = checkpoint.entries
+    if name not in parts or any(one not in entries or entries[one].shape != found.shape for one in parts):
         return None
     config, place = checkpoint.config, parts.index(name)
     heads, width = config.num_attention_heads, config.head_dim
