@@ -168,7 +168,7 @@ def test_a_tokenizer_that_does_not_fit_the_vocabulary(
     "part",
     [
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
-        {"normalizer": _replaced(5)},
+        {"normalizer": _replaced(4)},
         {"normalizer": {"type": "Prepend", "prepend": "a" * 17}},
         {"pre_tokenizer": _split("a+")},
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, _split("a+")]}},
@@ -180,5 +180,5 @@ def test_a_tokenizer_that_does_not_fit_the_vocabulary(
 )
 def test_only_parts_that_are_known_to_be_quick_run_without_limits(part: dict[str, Any]) -> None:
     ordinary = {"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "ByteLevel"}, "model": {"type": "BPE"}}
-    assert is_bounded(ordinary) and is_bounded(ordinary | {"normalizer": _replaced(4)})
+    assert is_bounded(ordinary) and is_bounded(ordinary | {"normalizer": _replaced(3)})
     assert not is_bounded(ordinary | part)
