@@ -29,7 +29,13 @@ def build(folder: Path, *options: str, seed: int, umask: str, threads: int) -> d
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--fp16",), ("--quantize", "int4"), ("--no-compare", "--quantize", "int4", "--head", "int4")]
+    "options",
+    [
+        pytest.param((), marks=pytest.mark.full),
+        ("--fp16",),
+        ("--quantize", "int4"),
+        pytest.param(("--no-compare", "--quantize", "int4", "--head", "int4"), marks=pytest.mark.full),
+    ],
 )
 def test_two_builds(options: tuple[str, ...], tmp_path: Path) -> None:
     one = build(tmp_path / "one", *options, seed=0, umask="022", threads=1)
