@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.errors import NotJudgedError, UsageError
@@ -16,7 +16,7 @@ from blockexport.models.exit_codes import ExitCode
 from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.models.progress import Progress, silent
-from blockexport.models.quantisation import Quantisation, quantisation_of
+from blockexport.models.quantisation import Quantisation, asked_quantisation
 from blockexport.models.typed_call import typed_call
 from blockexport.models.whole_number import whole
 
@@ -187,29 +187,6 @@ def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
     if headless and last_logits_only:
         raise UsageError("--headless has no logits: leave out --logits last")
     return Ends.of(headless=headless, last_logits_only=last_logits_only)
-
-
-def asked_quantisation(quantize: str | None, headless: bool = False, **details: Any) -> Quantisation | None:
-    """The record of what `export_bundle` was asked for: `quantize`, and the details of it that were given. On what it
-    is calibrated is not in there yet.
-
-    Raises:
-        UsageError: a name or a number that is not offered, details without `quantize`, or of ends that there are none.
-    """
-    given = {name: value for name, value in details.items() if value is not None}
-    missing = next((name for name in ("head", "embedding") if headless and name in given), None)
-    if missing is not None:
-        raise UsageError(f"--headless has neither embedding nor output head: leave out --{missing}")
-    if quantize is not None:
-        calibrated = given.pop("calibrate", None) is not None
-        asked = quantisation_of(quantize, **given)
-        if calibrated and all(scheme is None or scheme.bits != 4 for scheme in (asked.layers, asked.head)):
-            raise UsageError("--calibrate chooses codes of 4 bits, and here are none: leave it out, or --quantize int4")
-        return asked
-    if given:
-        option = next(iter(given)).replace("_", "-")
-        raise UsageError(f"--{option} says how a bundle is quantised: add --quantize int4 or int8, or leave it out")
-    return None
 
 
 def _calibration(checkpoint: Checkpoint, path: Path) -> Calibration:

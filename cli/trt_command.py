@@ -162,10 +162,10 @@ def trt(
 
 def _check_quantisation(model: str, quantize: str | None, **details: Any) -> None:
     """Before anything is written: whether an engine can be built from a bundle that is quantised so."""
-    from blockexport.bundle_export import asked_quantisation
     from blockexport.export.tensorrt.trt_network import check_quantisation
     from blockexport.models.checkpoints.sources import open_checkpoint
     from blockexport.models.checkpoints.taken_schemes import suited
+    from blockexport.models.quantisation import asked_quantisation
 
     quantisation = asked_quantisation(quantize, **details)
     if quantisation is not None:

@@ -7,7 +7,7 @@ few, and everything passes through them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockexport.models.errors import UsageError
 from blockexport.models.precision import Precision
@@ -105,3 +105,26 @@ def scale_dtype(precision: Precision) -> torch.dtype:
     A float32 graph widens them; ONNX Runtime does so once, when it loads the file.
     """
     return (Precision.BF16 if precision is Precision.BF16 else Precision.FP16).torch_dtype
+
+
+def asked_quantisation(quantize: str | None, headless: bool = False, **details: Any) -> Quantisation | None:
+    """The record of what `export_bundle` was asked for: `quantize`, and the details of it that were given. On what it
+    is calibrated is not in there yet.
+
+    Raises:
+        UsageError: a name or a number that is not offered, details without `quantize`, or of ends that there are none.
+    """
+    given = {name: value for name, value in details.items() if value is not None}
+    missing = next((name for name in ("head", "embedding") if headless and name in given), None)
+    if missing is not None:
+        raise UsageError(f"--headless has neither embedding nor output head: leave out --{missing}")
+    if quantize is not None:
+        calibrated = given.pop("calibrate", None) is not None
+        asked = quantisation_of(quantize, **given)
+        if calibrated and all(scheme is None or scheme.bits != 4 for scheme in (asked.layers, asked.head)):
+            raise UsageError("--calibrate chooses codes of 4 bits, and here are none: leave it out, or --quantize int4")
+        return asked
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{option} says how a bundle is quantised: add --quantize int4 or int8, or leave it out")
+    return None
