@@ -295,6 +295,7 @@ def _settle(stage: Stage, manifest: Manifest, reports: Mapping[str, Report], not
     """Seal the bundle with the reports on its graphs, or put it aside where one was judged and found bad."""
     from blockexport.compare.core.check import Verdict
     from blockexport.compare.report.report_files import write_report
+    from blockexport.export.bundle.built_here import note_built_here
     from blockexport.export.bundle.bundle import file_entries
     from blockexport.export.bundle.golden_file import write_golden
     from blockexport.export.bundle.manifest import ONNX_FILE
@@ -315,4 +316,5 @@ def _settle(stage: Stage, manifest: Manifest, reports: Mapping[str, Report], not
     if bad is not None:
         return ExportedBundle(stage.reject(manifest), manifest, bad)
     stage.seal(manifest)
+    note_built_here(manifest, manifest.files)
     return ExportedBundle(stage.target, manifest, None if not_judged else reports.get(ONNX_FILE), not_judged)

@@ -9,6 +9,7 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.completion import models
+from blockexport.cli.running_code import warn_of_code
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import backend_names
 from blockexport.runtime.compute_device import CPU_NAME
@@ -60,6 +61,7 @@ def bench(
         int, typer.Option("--rounds", min=1, help="Turns of each side; fewer than 5 are for trying out.")
     ] = 5,
     device: options.Device = CPU_NAME,
+    trust: options.Trust = False,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
     model: options.Source = None,
@@ -91,6 +93,10 @@ def bench(
     for path in _files(bundle, against or []):
         if (path / MANIFEST).is_file() and (reason := known_bad(path, read_manifest(path))) is not None:
             console.say(f"warning: {reason}")
+    for name in {*(backend or ()), *(text.partition(":")[0] for text in against or ())} & {*backend_names()}:
+        for path in _files(bundle, against or []):
+            if (path / MANIFEST).is_file():
+                warn_of_code(path, name, trust=trust)
     place = None if html is None else marked_place(html, "page", MARK, _files(bundle, against or []))
     with console.progress_bar(quiet=quiet or as_json) as progress:
         result = blockexport.bench_bundle(

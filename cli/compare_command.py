@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockexport.cli import compare_options, console, options
 from blockexport.cli.judging import show
+from blockexport.cli.running_code import warn_of_code
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME, backend_named
@@ -38,6 +39,7 @@ def compare(
     tokens: compare_options.TokenIds = None,
     report: compare_options.ReportFolder = None,
     max_memory: options.MaxMemory = None,
+    trust: options.Trust = False,
     threads: options.Threads = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -85,6 +87,9 @@ def compare(
     }
     choose_checks(how["checks"])  # a misspelt name is said before the model is read
     memory = options.memory_bytes(max_memory)
+    if backend is not None:  # the usual ones run graphs
+        for one in bundle or ():
+            warn_of_code(one, backend, trust=trust)
     use_threads(threads)
     with ExitStack() as stack:
         progress = stack.enter_context(console.progress_bar(quiet=quiet))

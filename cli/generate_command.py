@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockexport.cli import console, options
+from blockexport.cli.running_code import warn_of_code
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
@@ -63,6 +64,7 @@ def generate(
     backend: options.Backend = ONNXRUNTIME.name,
     device: options.Device = CPU_NAME,
     model: options.Source = None,
+    trust: options.Trust = False,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
     exact: options.Exact = False,
@@ -97,6 +99,9 @@ def generate(
     manifest = read_manifest(bundle)  # what is not a bundle is told so before its tokenizer is missed
     if (reason := known_bad(bundle, manifest)) is not None:  # an answer may be what its fault is looked for with
         console.say(f"warning: {reason}")
+    drafting = [Path(draft)] if draft is not None and os.path.isfile(os.path.join(draft, MANIFEST)) else []  # noqa: PTH113, PTH118
+    for one in (bundle, *(then or ()), *drafting):
+        warn_of_code(one, backend, trust=trust)
     text = _read_prompt(prompt)
     use_threads(threads)
     opened = partial(

@@ -133,6 +133,10 @@ Device = Annotated[
     str,
     typer.Option("--device", metavar=FORM, help="Where to run it: the processor, or a CUDA GPU, by number."),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Say nothing of code in the bundle that was not built here (pt2, aoti, engines)."),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

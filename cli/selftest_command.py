@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockexport.cli import console, options
+from blockexport.cli.running_code import warn_of_code
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
 from blockexport.runtime.compute_device import CPU_NAME
@@ -13,6 +14,7 @@ def selftest(
     bundle: options.Bundle,
     backend: options.Backend = ONNXRUNTIME.name,
     device: options.Device = CPU_NAME,
+    trust: options.Trust = False,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -33,6 +35,7 @@ def selftest(
     from blockexport.runtime.open import open_decoder
     from blockexport.runtime.selftest import check_files, replay_golden
 
+    warn_of_code(bundle, backend, trust=trust)
     use_threads(threads)
     with console.progress_bar(quiet=quiet or as_json) as progress:
         manifest = read_manifest(bundle)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from blockexport.cli import console, options
+from blockexport.cli.running_code import warn_of_code
 from blockexport.models.errors import NotJudgedError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
@@ -50,6 +51,7 @@ def serve(
     ] = 60,
     backend: options.Backend = ONNXRUNTIME.name,
     model: options.Source = None,
+    trust: options.Trust = False,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
     exact: options.Exact = False,
@@ -80,6 +82,7 @@ def serve(
     for one in bundle:
         if (reason := known_bad(one, read_manifest(one))) is not None:
             console.say(f"warning: {reason}")
+        warn_of_code(one, backend, trust=trust)
     use_threads(threads)
     decoder = open_model(bundle, backend, max_sequence_length=max_sequence_length, model=model, exact=exact)
     asked = ServerOptions(

@@ -136,6 +136,12 @@ class Backend:
         """Whether it runs an ONNX file of the bundle itself."""
         return self.file in GRAPHS
 
+    def files_in(self, manifest: Manifest) -> list[str]:
+        """Those of a bundle's files that it may run."""
+        if self.file is not None:
+            return [self.file]
+        return [name for name, entry in manifest.engines.items() if entry.get("backend") == self.name]
+
     def open(self, wanted: Opening) -> Decoder:
         """The decoder; only now is the backend's own code imported."""
         module, _, function = self.opener.partition(":")

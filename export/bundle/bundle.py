@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from blockexport.export.bundle.built_here import note_built_here
 from blockexport.export.bundle.file_check import changed_sources, file_entry
 from blockexport.export.bundle.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from blockexport.export.bundle.sbom import with_sbom
@@ -62,4 +63,5 @@ def add_files(
             beside.write_bytes(updated.to_bytes())
             moves = [*zip(files.values(), places, strict=True), (bill, folder / SBOM), (beside, folder / MANIFEST)]
             rename_together(folder, moves, [folder / name for name in removed])
+    note_built_here(updated, files)
     return updated
