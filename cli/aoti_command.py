@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockexport.cli import console, options
 from blockexport.cli.judging import show
@@ -27,6 +27,7 @@ def aoti(
     no_compare: options.NoCompare = False,
     no_explain: options.NoExplain = False,
     force: options.Force = False,
+    max_memory: options.MaxMemory = None,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> ExitCode:
@@ -42,22 +43,27 @@ def aoti(
     from blockexport.export.aoti import require_compiler
     from blockexport.export.bundle.manifest import MANIFEST
 
+    how: dict[str, Any] = {"no_compare": no_compare, "no_explain": no_explain, "quiet": quiet}
+    memory = options.memory_bytes(max_memory)
     if (Path(model) / MANIFEST).is_file():
         if output is not None or force:
             raise UsageError("--output and --force are for a checkpoint: the package is added to the bundle itself")
         use_threads(threads)
-        return _add(Path(model), source, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
+        return _add(Path(model), source, memory, **how)
     if output is None or source is not None:
         raise UsageError(f"{model} is not a bundle: name one to make first with -o BUNDLE (and leave out --model)")
     require_compiler()  # not after the export
     use_threads(threads)
-    made = export(model, output, compare=not no_compare, no_explain=no_explain, force=force, quiet=quiet)
-    return made.exit_code or _add(output, None, no_compare=no_compare, no_explain=no_explain, quiet=quiet)
+    asked: dict[str, Any] = {"force": force, "max_memory": memory, "no_explain": no_explain, "quiet": quiet}
+    made = export(model, output, compare=not no_compare, **asked)
+    return made.exit_code or _add(output, None, memory, **how)
 
 
-def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool, quiet: bool) -> ExitCode:
+def _add(
+    bundle: Path, source: str | None, max_memory: int | None, *, no_compare: bool, no_explain: bool, quiet: bool
+) -> ExitCode:
     from blockexport.compare.judged_bundle import require_own_weights
-    from blockexport.export.aoti import compile_package
+    from blockexport.export.aoti import check_compile_memory, compile_package
     from blockexport.export.bundle.bundle import add_files
     from blockexport.export.bundle.chain import require_whole
     from blockexport.export.bundle.check_graph import read_graph
@@ -78,6 +84,7 @@ def _add(bundle: Path, source: str | None, *, no_compare: bool, no_explain: bool
     checkpoint = open_source(manifest, source)
     if source is not None:
         require_own_weights(bundle, manifest, checkpoint)
+    check_compile_memory(checkpoint, manifest.interface, max_memory)
     # Inside of the bundle, so that what passed is moved and not copied.
     with addition(bundle) as folder:
         with console.progress_bar(quiet=quiet) as progress:

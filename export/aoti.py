@@ -25,12 +25,13 @@ from blockexport.export.bundle.manifest import AOTI_FILE
 from blockexport.export.graph.trace import trace_whole
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.output.patient_file import patient_file
-from blockexport.export.preflight import weight_bytes
+from blockexport.export.preflight import counted_weights, require_memory, weight_bytes
 from blockexport.models.block.decoder_model import DecoderModel
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
+from blockexport.models.wording import size
 
 _COMPILER_REMEDY = "install g++ (or clang++), or name a working one in the variable CXX"
 
@@ -94,6 +95,14 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
     with disk_errors(folder):
         (folder / AOTI_INFO).write_text(json.dumps(machine_info(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return [AOTI_FILE, AOTI_INFO]
+
+
+def check_compile_memory(checkpoint: Checkpoint, interface: Interface, max_memory: int | None) -> None:
+    """Raise NotJudgedError where compiling takes more memory than there is, or than `max_memory`, for certain: the
+    weights are in the model and in the package that is put together. Four times their bytes were measured."""
+    needed = 2 * weight_bytes(checkpoint, interface)
+    said = f"{counted_weights(checkpoint, interface)} take at least {size(needed)} of memory to compile a package of"
+    require_memory(needed, said, max_memory, "compile it where there is more")
 
 
 def compiler_name() -> str:

@@ -65,7 +65,7 @@ def check_room(
         UsageError: the disk is too small.
         NotJudgedError: the memory is too small to judge the bundle.
     """
-    needed, what = _stored_bytes(checkpoint, interface, quantisation), _weights(checkpoint, interface)
+    needed, what = _stored_bytes(checkpoint, interface, quantisation), counted_weights(checkpoint, interface)
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
     disk = needed * (pt2 + (not _mapped(checkpoint, interface, quantisation)))  # what is cloned may take no room
@@ -108,7 +108,10 @@ def check_memory(
     memory = copied * _stored_bytes(checkpoint, interface, quantisation)
     memory += 0 if _mapped(checkpoint, interface, quantisation) else weight_bytes(checkpoint, interface)
     require_memory(
-        memory, f"{_weights(checkpoint, interface)} take at least {size(memory)} of memory to judge", max_memory, remedy
+        memory,
+        f"{counted_weights(checkpoint, interface)} take at least {size(memory)} of memory to judge",
+        max_memory,
+        remedy,
     )
     return memory
 
@@ -116,7 +119,7 @@ def check_memory(
 def check_one_copy(checkpoint: Checkpoint, interface: Interface, max_memory: int | None) -> None:
     """As `check_memory` for a file of which no more is known than that one copy of the weights has to be in memory."""
     memory = weight_bytes(checkpoint, interface)
-    said = f"{_weights(checkpoint, interface)} take at least {size(memory)} of memory"
+    said = f"{counted_weights(checkpoint, interface)} take at least {size(memory)} of memory"
     require_memory(memory, said, max_memory, "do it where there is more")
 
 
@@ -131,7 +134,8 @@ def require_memory(needed: int, said: str, max_memory: int | None, remedy: str) 
         raise NotJudgedError(f"{said}, and {limit}: {remedy}")
 
 
-def _weights(checkpoint: Checkpoint, interface: Interface) -> str:
+def counted_weights(checkpoint: Checkpoint, interface: Interface) -> str:
+    """How many weights a model has, and in what precision, as the subject of a sentence."""
     return f"{_many(sum(entry.size for entry in _entries(checkpoint, interface)))} weights in {interface.precision}"
 
 

@@ -102,6 +102,8 @@ def test_commands_say_what_they_need(
             "--model",
             stories,
         ): "weights in fp32 take at least 1",
+        ("aoti", str(judged_stories)): "to compile a package of",
+        ("aoti", "tiny", "-o", out): "of memory to judge",
         ("trt", str(judged_stories), *TARGET): "to build an engine from",
         ("trt", "tiny", "-o", out, "--fp16", *TARGET): "of memory to judge",
     }
