@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -264,14 +264,3 @@ def expressions() -> list[bytes]:
     """What cuts text into words, each with a text after a line break."""
     patterns = {pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns if len(pattern) < 400}
     return [f"{pattern}\nab 12 'll\n  x".encode() for pattern in sorted(patterns)]
-
-
-CPP_READERS: Mapping[str, Callable[[], Sequence[bytes]]] = {
-    "manifest": lambda: [manifest(), manifest_with_engine()],
-    "golden": lambda: [golden()],
-    "tokenizer": lambda: tokenizers()[:2],
-    "text": lambda: [*tokenizer_configs(), generation_config(), chat_turns()],
-    "graph": graphs,
-    "expression": expressions,
-}
-"""Of each reader of runtime/cpp/tests/fuzz_readers.cpp."""
