@@ -36,6 +36,10 @@ class RejectedBundleError(BlockexportError):
     exit_code = ExitCode.BAD
 
 
+class CacheLostError(BlockexportError):
+    """What held a part of a decoder's cache is gone: every row begins again, after `Decoder.reset`."""
+
+
 class ArtifactError(BlockexportError):
     """An artifact loads, and a node of its graph fails while it runs: the artifact's fault. `compare` calls it a failed
     check."""

@@ -238,6 +238,18 @@ class Decoder(ABC):
         """The same with the slots that there is memory for now: fewer than M of a cache that grows."""
         return self.cache(layer)
 
+    @property
+    def held_slots(self) -> int:
+        """How many those are."""
+        return self.held(0)[0].shape[2]
+
+    @torch.inference_mode()  # some decoders hold inference tensors, which nothing else may write to
+    def clear_row(self, row: int) -> None:
+        """Zeros in all slots of a row, however many of them are filled."""
+        for layer in range(self.config.num_hidden_layers):
+            for tensor_BKMH in self.held(layer):
+                tensor_BKMH[row].zero_()
+
     def make_room(self, slots: int) -> None:  # noqa: B027  (most caches have nothing to do)
         """Have memory for at least `slots` slots of each row, at most M. What is in those that there are stays, and new
         ones hold zeros. Only a cache that grows has anything to do."""

@@ -45,7 +45,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.turns = self.prompt_tokens = self.new_tokens = self.failures = 0
+        self.turns = self.prompt_tokens = self.new_tokens = self.failures = self.replays = 0
         self.first_token, self.next_token = Histogram(), Histogram()
         self.endings: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()
@@ -63,6 +63,12 @@ class Metrics:
             ("prompt_tokens_total", "counter", "Tokens of prompts that were run.", self.prompt_tokens),
             ("new_tokens_total", "counter", "Tokens of answers that have ended.", self.new_tokens),
             ("failed_calls_total", "counter", "Calls of the model that failed.", self.failures),
+            (
+                "replays_total",
+                "counter",
+                "Answers run again, since a part of the cache was lost.",
+                self.replays,
+            ),
         )
         for name, kind, help, value in numbers:
             yield from _head(name, kind, help)

@@ -31,7 +31,7 @@ class Rows:
         self.count = count
         self._lent = [False] * count
         decoder.reset(count)
-        self._first_slots = self._slots()
+        self._first_slots = decoder.held_slots
 
     @property
     def lent(self) -> int:
@@ -54,9 +54,13 @@ class Rows:
         self._lent[row] = False
         self.decoder.lengths_B[row] = 0
         if spoilt:
-            self._clear(row)
-        if not self.lent and self._slots() > self._first_slots:
-            self.decoder.reset(self.count)
+            self.decoder.clear_row(row)
+        if not self.lent and self.decoder.held_slots > self._first_slots:
+            self.empty()
+
+    def empty(self) -> None:
+        """Make the cache anew: nothing is left of any tenant, and the rows stay lent to whom they are."""
+        self.decoder.reset(self.count)
 
     def left(self, row: int) -> int:
         """Slots of a row that are still free."""
@@ -79,12 +83,3 @@ class Rows:
         finally:
             self.decoder.lengths_B[idle] = before
         return {row: outputs_B1V[row - rows.start, 0] for row in inputs}
-
-    @torch.inference_mode()  # some decoders hold inference tensors, which nothing else may write to
-    def _clear(self, row: int) -> None:
-        for layer in range(self.decoder.config.num_hidden_layers):
-            for tensor_BKMH in self.decoder.held(layer):
-                tensor_BKMH[row].zero_()
-
-    def _slots(self) -> int:
-        return self.decoder.held(0)[0].shape[2]

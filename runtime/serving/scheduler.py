@@ -4,6 +4,10 @@ The work is done in turns. A turn lends free rows to those that wait, runs at mo
 then one token of every answer that has begun: however long the prompts that arrive, an answer waits for one chunk
 between two of its tokens. A prompt is cut into the same chunks whatever else runs, and each answer draws from random
 numbers of its own.
+
+Where a part of the cache is lost, with the process that held it, every answer that has begun is run again without a
+word to its listener: the prompt in the same chunks, its tokens one by one, so that what follows is what it would have
+been.
 """
 
 from __future__ import annotations
@@ -19,14 +23,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blockexport.models.errors import BlockexportError, UsageError
+from blockexport.models.errors import BlockexportError, CacheLostError, UsageError
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.serving.answer_text import AnswerText
 from blockexport.runtime.serving.metrics import Metrics
-from blockexport.runtime.serving.request import AnswerRequest, End, Ending, Listener, Logprobs, NewToken
+from blockexport.runtime.serving.request import AnswerRequest, Ending, Listener
 from blockexport.runtime.serving.rows import Rows
+from blockexport.runtime.serving.ticket import MOST_REPLAYS, Ticket
 from blockexport.runtime.text.generate import check_prompt, require_tokens_and_logits
-from blockexport.runtime.text.sampling import Sampler, ordered_candidates
 
 CHUNK = 64  # tokens of prompts in one turn
 
@@ -37,62 +41,6 @@ class BusyError(BlockexportError):
 
 class ClosedError(BusyError):
     """The scheduler takes no more."""
-
-
-class Ticket:
-    """A request that was handed in; `cancel` is all that is for callers."""
-
-    def __init__(self, request: AnswerRequest, listener: Listener, text: AnswerText | None, now: float) -> None:
-        self.request = request
-        self.cancelled = False
-        self.row: int | None = None
-        self._listener = listener
-        self._text = text
-        self._sampler = Sampler(request.sampling)
-        self._stop_ids = frozenset(request.stop_ids)
-        self.pending: Sequence[int] = request.prompt_ids  # chosen, and not yet in the cache
-        self.count = 0
-        self.handed_in = self.told_last = now  # told last: when a token was, or the request came in
-
-    def cancel(self) -> None:
-        """Give it up: its row is free with the next turn. From any thread, at any time."""
-        self.cancelled = True
-
-    @property
-    def decodes(self) -> bool:
-        """Whether its prompt is in the cache."""
-        return self.count > 0
-
-    def overdue(self, now: float) -> Ending | None:
-        """Why it ends whatever it has come to."""
-        if self.cancelled:
-            return Ending.CANCELLED
-        seconds = self.request.seconds
-        return Ending.TIMED_OUT if seconds is not None and now - self.handed_in > seconds else None
-
-    def choose(self, logits_V: NDArray[np.float32]) -> Ending | None:
-        """Choose and tell the next token; why the answer ends with it, if it does.
-
-        Raises:
-            UsageError: the logits are NaN or infinite.
-        """
-        token_id = self._sampler.sample(logits_V)
-        if token_id in self._stop_ids:
-            return Ending.STOP
-        self.count += 1
-        self.pending = (token_id,)
-        text = "" if self._text is None else self._text.push(token_id)
-        self._listener(NewToken(token_id, text, _logprobs(logits_V, token_id, self.request.top_logprobs)))
-        if self._text is not None and self._text.stopped:
-            return Ending.STOP
-        return Ending.LENGTH if self.count == self.request.max_new_tokens else None
-
-    def end(self, why: Ending, message: str = "") -> None:
-        """Tell the end."""
-        rest = "" if self._text is None else self._text.flush()
-        if self._text is not None and self._text.stopped and why is Ending.LENGTH:
-            why = Ending.STOP  # what the last token left of a character was the end of a stop string
-        self._listener(End(why, self.count, rest, message))
 
 
 class Scheduler:
@@ -223,7 +171,7 @@ class Scheduler:
                 left -= len(ids)
                 outputs = self._run([ticket], partial(self._rows.append, ticket.row, torch.tensor(ids)))
                 if outputs is None:
-                    break
+                    return
                 self.metrics.prompt_tokens += len(ids)
                 ticket.pending = ticket.pending[len(ids) :]
                 if not ticket.pending:
@@ -240,14 +188,27 @@ class Scheduler:
             self._choose(ticket, outputs[row])
 
     def _run(self, tickets: Sequence[Ticket], call: Callable[[], Any]) -> Any:
-        """What a call of the decoder gives; None where it fails, which ends the answers that it was for."""
+        """What a call of the decoder gives; None where it fails, which ends the answers that it was for, or has all
+        begin again."""
         try:
             return call()
+        except CacheLostError as error:
+            self.metrics.failures += 1
+            self._replay(str(error))
+            return None
         except Exception as error:  # of any library: the others must go on
             self.metrics.failures += 1
             for ticket in tickets:
                 self._end(ticket, Ending.FAILED, f"the model does not run: {error}", spoilt=True)
             return None
+
+    def _replay(self, reason: str) -> None:
+        times = f"and so it was {MOST_REPLAYS} times before: try again later"
+        self._rows.empty()
+        for ticket in list(self._answering):
+            self.metrics.replays += 1
+            if not ticket.replay():
+                self._end(ticket, Ending.FAILED, f"{reason}, {times}")
 
     def _choose(self, ticket: Ticket, logits: torch.Tensor) -> None:
         logits_V: NDArray[np.float32] = logits.to(torch.float32).numpy()
@@ -277,13 +238,3 @@ class Scheduler:
         self.metrics.new_tokens += ticket.count
         self.metrics.endings[why] += 1
         ticket.end(why, message)
-
-
-def _logprobs(logits_V: NDArray[np.float32], token_id: int, top: int | None) -> Logprobs | None:
-    if top is None:
-        return None
-    wide = logits_V.astype(np.float64)
-    wide -= wide.max()
-    wide -= np.log(np.exp(wide).sum())
-    likeliest = ordered_candidates(logits_V, top).tolist() if top else []
-    return Logprobs(float(wide[token_id]), tuple((i, float(wide[i])) for i in likeliest))

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from blockexport.models.errors import ArtifactError, UsageError
+from blockexport.models.errors import ArtifactError, CacheLostError, UsageError
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.serving.request import AnswerRequest, End, Ending, NewToken
 from blockexport.runtime.serving.rows import Rows
-from blockexport.runtime.serving.scheduler import BusyError, Scheduler, Ticket
+from blockexport.runtime.serving.scheduler import BusyError, Scheduler
+from blockexport.runtime.serving.ticket import MOST_REPLAYS, Ticket
 from blockexport.runtime.text.generate import Generation
 from blockexport.runtime.text.sampling import SamplingOptions
 
@@ -237,6 +238,52 @@ def test_a_call_that_goes_wrong_ends_its_own_answers_alone(
     assert heard[0].end is not None and heard[0].end.why is Ending.FAILED and heard[0].end.message
     assert heard[0].ids == wanted[:2]
     assert heard[1].ids == wanted
+
+
+def losing(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:
+    """Have calls find the cache lost; it is then full of large numbers until it is made anew."""
+    run: Callable[..., Any] = decoder._run
+    calls = [0]
+
+    def lossy(inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if not when(calls[0]):
+            outputs: torch.Tensor = run(inputs, positions)
+            return outputs
+        for layer in range(5):
+            for tensor in decoder.held(layer):
+                tensor[:] = 1e4
+        raise CacheLostError("the process of a stage has ended")
+
+    monkeypatch.setattr(decoder, "_run", lossy)
+
+
+def test_answers_begin_again_unnoticed_where_the_cache_is_lost(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of prompts and of answers, greedy and drawn; three times at most for each of them."""
+    rng = random.Random(5)
+    requests = [some_request(rng) for _ in range(9)]
+    expected = [alone(decoder, request) for request in requests]
+    losing(decoder, monkeypatch, lambda call: call in (2, 30, 31))
+    scheduler = Scheduler(decoder, 3)
+    heard = [Heard() for _ in requests]
+    for request, listener in zip(requests, heard, strict=True):
+        scheduler.submit(request, listener)
+    finish(scheduler)
+    assert [one.ids for one in heard] == expected
+    assert scheduler.metrics.failures == 3 and scheduler.metrics.replays > 6
+
+
+def test_what_is_lost_over_and_over_is_given_up(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    losing(decoder, monkeypatch, lambda call: call < MOST_REPLAYS + 2)
+    scheduler = Scheduler(decoder, 1)
+    heard = [Heard(), Heard()]
+    for one in heard:
+        scheduler.submit(AnswerRequest((4, 5), max_new_tokens=5), one)
+    finish(scheduler)
+    assert heard[0].end is not None and heard[0].end.why is Ending.FAILED and "3 times before" in heard[0].end.message
+    assert heard[1].end is not None and heard[1].end.why is Ending.LENGTH and len(heard[1].ids) == 5
 
 
 def test_logprobs_are_those_of_the_softmax(decoder: Decoder) -> None:
