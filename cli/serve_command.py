@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blockexport.cli import console, options
 from blockexport.cli.running_code import warn_of_code
-from blockexport.models.errors import NotJudgedError
+from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
 from blockexport.runtime.threads import use_threads
+
+if TYPE_CHECKING:
+    from blockexport.runtime.serving.http_server import ServerOptions
 
 
 def serve(
@@ -52,6 +57,18 @@ def serve(
     backend: options.Backend = ONNXRUNTIME.name,
     model: options.Source = None,
     trust: options.Trust = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS|local",
+            help="Run each stage in an actor of Ray: of the cluster at this address (auto finds it), or of one that "
+            "is started on this machine.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option("--replicas", metavar="N", min=1, help="With --ray: so many of the model, behind Ray Serve.")
+    ] = 1,
     threads: options.Threads = None,
     max_sequence_length: options.OtherSlots = None,
     exact: options.Exact = False,
@@ -61,7 +78,8 @@ def serve(
 
     There are /v1/chat/completions, /v1/completions (both also as streams), /v1/models, /health and /metrics. Requests
     share the B rows of one static cache, for which there is memory for B x M slots; each answer is what it is alone.
-    Several bundles are the stages of one model (`blockexport onnx --layers`), in their order.
+    Several bundles are the stages of one model (`blockexport onnx --layers`), in their order; with --ray on several
+    machines, on each of which all bundles lie at the same place.
     SIGTERM or Ctrl-C ends the server when the answers that have begun are whole.
 
     Example: blockexport serve smollm2 --rows 4 --port 8000
@@ -83,8 +101,10 @@ def serve(
         if (reason := known_bad(one, read_manifest(one))) is not None:
             console.say(f"warning: {reason}")
         warn_of_code(one, backend, trust=trust)
-    use_threads(threads)
-    decoder = open_model(bundle, backend, max_sequence_length=max_sequence_length, model=model, exact=exact)
+    if replicas > 1 and ray is None:
+        raise UsageError(f"--replicas {replicas} are Ray's to run: give --ray as well, or one server for each")
+    how: dict[str, Any] = {"backend": backend, "model": model, "exact": exact}
+    how["max_sequence_length"] = max_sequence_length
     asked = ServerOptions(
         host=host,
         port=port,
@@ -99,15 +119,47 @@ def serve(
     )
 
     def ready(address: str) -> None:
-        slots = decoder.max_sequence_length
-        console.say(
-            f"{asked.name or bundle[0].resolve().name} on {address}/v1 ({rows} rows of {slots} slots)", quiet=quiet
-        )
+        slots = max_sequence_length or read_manifest(bundle[0]).max_sequence_length
+        many = f"{replicas} replicas of " if replicas > 1 else ""
+        called = asked.name or bundle[0].resolve().name
+        console.say(f"{called} on {address}/v1 ({many}{rows} rows of {slots} slots)", quiet=quiet)
         if api_key is None and not _is_loopback(host):
             console.say(f"warning: whoever reaches {host} may use it: --api-key asks for a key")
 
-    serve_bundle(bundle[0], decoder, asked, ready)
+    if ray is not None:
+        _serve_on_ray(ray, bundle, replicas, threads, asked, how, ready)
+    else:
+        use_threads(threads)
+        serve_bundle(bundle[0], open_model(bundle, **how), asked, ready)
     return ExitCode.GOOD
+
+
+def _serve_on_ray(
+    address: str,
+    bundle: list[Path],
+    replicas: int,
+    threads: int | None,
+    asked: ServerOptions,
+    how: dict[str, Any],
+    ready: Callable[[str], None],
+) -> None:
+    from blockexport.export.bundle.chain import read_chain_or_whole
+    from blockexport.runtime.serving.http_server import serve as serve_bundle
+
+    read_chain_or_whole(bundle)  # before Ray is started
+    try:
+        from blockexport.runtime.ray_chain import RayChain, connected
+        from blockexport.runtime.serving.ray_replicas import serve_replicas
+    except ModuleNotFoundError as error:
+        raise NotJudgedError(
+            f"{error.name} is not installed, and --ray needs it: pip install 'blockexport[ray]'"
+        ) from error
+    with connected(address, len(bundle) * replicas, threads) as each:
+        use_threads(1)  # what is left to do here is small
+        if replicas > 1:
+            serve_replicas(bundle, replicas, each, asked, how, ready)
+        else:
+            serve_bundle(bundle[0], RayChain(bundle, each, last_logits_only=True, **how), asked, ready)
 
 
 def _is_loopback(host: str) -> bool:

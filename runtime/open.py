@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from blockexport.export.bundle.chain import read_chain, require_whole
+from blockexport.export.bundle.chain import read_chain, read_chain_or_whole
 from blockexport.export.bundle.file_check import Verify
 from blockexport.export.bundle.manifest import read_manifest
 from blockexport.models.checkpoints.stage_checkpoint import joined_config
@@ -98,5 +98,5 @@ def open_model(folders: Sequence[Path], backend: str = ONNXRUNTIME.name, **how: 
     """
     if len(folders) > 1:
         return open_chain(folders, backend, **how)
-    require_whole(read_manifest(folders[0]), folders[0], "name all stages, in the order of their layers")
+    read_chain_or_whole(folders)
     return open_decoder(folders[0], backend, **how)

@@ -64,7 +64,12 @@ HOMES: dict[str, set[str]] = {
     "jinja2": {"compare/report/html_page.py", "runtime/text/template_worker.py"},
     "onnxruntime_genai": {"runtime/bench/genai_runner.py"},
     "xllamacpp": {"runtime/bench/llama_runner.py"},
-    "starlette": {"runtime/serving/http_app.py"},
+    "ray": {"runtime/ray_chain.py", "runtime/serving/ray_replicas.py"},
+    "starlette": {
+        "runtime/serving/http_app.py",
+        "runtime/serving/http_server.py",
+        "runtime/serving/ray_replicas.py",
+    },
     "uvicorn": {"runtime/serving/http_server.py"},
     "rich": {
         "cli/ablate_view.py",

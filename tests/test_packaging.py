@@ -167,6 +167,7 @@ def test_every_pinned_version_is_allowed_by_its_range() -> None:
         *extras["cpu"],
         *extras["rtx"],
         *extras["serve"],
+        *extras["ray"],
         *extras["test"],
         *extras["docs"],
     ]:

@@ -93,6 +93,18 @@ def read_chain(folders: Sequence[Path]) -> list[Manifest]:
     return manifests
 
 
+def read_chain_or_whole(folders: Sequence[Path]) -> list[Manifest]:
+    """The manifests of the stages that make up one model, or of the one bundle that is whole.
+
+    Raises:
+        UsageError: see `read_chain`; a stage alone.
+    """
+    if len(folders) > 1:
+        return read_chain(folders)
+    require_whole(manifest := read_manifest(folders[0]), folders[0], "name all stages, in the order of their layers")
+    return [manifest]
+
+
 def _check_order(folders: Sequence[Path], stages: Sequence[StageRecord]) -> None:
     total, reached = stages[0].layers, 0
     if list(stages) != (in_order := sorted(stages, key=lambda stage: stage.first)):

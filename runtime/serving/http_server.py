@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blockexport.models.errors import UsageError
@@ -66,12 +67,10 @@ def serve(folder: Path, decoder: Decoder, options: ServerOptions, ready: Callabl
         UsageError: no tokenizer, an address that cannot be listened on, more rows than an engine takes.
         NotJudgedError: the cache of so many rows would be larger than this machine's memory.
     """
-    prompts = Prompts(folder, decoder, options.seconds, options.most_new_tokens)
-    scheduler = Scheduler(decoder, options.rows, queue_limit=options.queue_limit)
-    app = HttpApp(scheduler, prompts, options.name or folder.resolve().name, options.http)
+    app = application(folder, decoder, options)
     with _listening(options.host, options.port) as listener:
         config = uvicorn.Config(
-            app.asgi(),
+            app,
             http=_limited(options.connections),
             ws="none",
             lifespan="on",
@@ -84,6 +83,23 @@ def serve(folder: Path, decoder: Decoder, options: ServerOptions, ready: Callabl
         )
         ready(_address(listener))
         _Server(config).run(sockets=[listener])
+
+
+def application(folder: Path, decoder: Decoder, options: ServerOptions) -> Starlette:
+    """The endpoints of a bundle's model, with a scheduler that runs while they do; see `serve`."""
+    prompts = Prompts(folder, decoder, options.seconds, options.most_new_tokens)
+    scheduler = Scheduler(decoder, options.rows, queue_limit=options.queue_limit)
+    return HttpApp(scheduler, prompts, options.name or folder.resolve().name, options.http).asgi()
+
+
+def free_address(host: str, port: int) -> tuple[str, int]:
+    """An address that can be listened on, for a server that makes its own socket.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    with _listening(host, port) as listener:
+        return listener.getsockname()[0], listener.getsockname()[1]
 
 
 class _Server(uvicorn.Server):
