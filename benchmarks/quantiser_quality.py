@@ -84,7 +84,7 @@ def _by_llama_cpp(name: str, weight_NK: torch.Tensor, kind: str) -> torch.Tensor
 
 
 def _by_blockexport(name: str, weight_NK: torch.Tensor, scheme: QuantisationScheme) -> torch.Tensor:
-    return quantise(name, weight_NK, scheme, torch.float16, torch.get_num_threads())[0].dequantised()
+    return quantise(name, weight_NK, scheme, torch.float16)[0].dequantised()
 
 
 def _calibrated(

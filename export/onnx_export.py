@@ -94,9 +94,8 @@ def export_onnx(
     source, names = stored_weights(checkpoint, interface.ends, quantisation)
     rows = rope_table_rows(config, interface.max_sequence_length)
     with ThreadPoolExecutor(max_workers=1) as worker:
-        written = worker.submit(
-            write_weights, source, folder, interface.precision, names, quantisation, progress, calibration
-        )
+        how = interface.precision, names, quantisation, progress, calibration
+        written = worker.submit(write_weights, source, folder, *how, hash_source=True)
         write_rope_file(folder, config, rows)
         layouts = layouts_of(source, names, quantisation)
         stored = {name: layout for layout in layouts.values() for name in layout.tensors.outputs}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from blockexport.models.checkpoints.adapter_tensors import ADAPTER_FILE
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.config.model_config import ModelConfig
 from blockexport.models.formats.adapter_config import ADAPTER_CONFIG
+from blockexport.models.regular_file import open_regular
+
+_CHUNK = 1 << 20
 
 
 def source_digest(checkpoint: Checkpoint, known: Mapping[Path, str] | None = None) -> str:
@@ -28,6 +34,29 @@ def source_digest(checkpoint: Checkpoint, known: Mapping[Path, str] | None = Non
     seed = "" if checkpoint.source.seed is None else str(checkpoint.source.seed)
     files = [known.get(path) or sha256_of(path) for path in checkpoint.source.files]
     return combined_digest([config, seed, *files])
+
+
+@contextmanager
+def hashed_meanwhile(files: Iterable[Path]) -> Iterator[Callable[[], dict[Path, str]]]:
+    """Hash files on a thread, while the body of the `with` does something else; given up where that fails.
+
+    Yields:
+        A function that waits for the hex sha256 of each. It raises UsageError where a file may not be read.
+    """
+    ended = threading.Event()
+
+    def digest(path: Path) -> str:
+        found, buffer = hashlib.sha256(), bytearray(_CHUNK)
+        with open_regular(path) as file:
+            while not ended.is_set() and (count := file.readinto(buffer)):
+                found.update(memoryview(buffer)[:count])
+        return found.hexdigest()
+
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        try:
+            yield worker.submit(lambda: {path: digest(path) for path in files}).result
+        finally:
+            ended.set()  # an error waits for a chunk, and not for a file
 
 
 def _stated(config: ModelConfig) -> dict[str, Any]:

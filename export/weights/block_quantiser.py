@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -28,7 +25,7 @@ from blockexport.models.quantised_matrix import QuantisationScheme, QuantisedMat
 # Where the largest value of a block is put, in steps of its grid. Nineteen places between 7 and 9 are hardly better
 # than these five: 8.10 % and 8.12 %. In 8 bits a step is so small that clipping never pays.
 _REACHES = {4: tuple(7 + i / 2 for i in range(5)), 8: (127.0, 127.5)}
-_TILE = 1 << 18  # values worked on at a time by a thread: half as many take a tenth longer, since calls cost more
+_TILE = 1 << 18  # values worked on at a time: half as many take a tenth longer, since calls cost more
 
 
 class QuantisationError(NamedTuple):
@@ -54,11 +51,11 @@ class _Tile:
 
 
 def quantise(
-    name: str, weight_NK: torch.Tensor, scheme: QuantisationScheme, scale_dtype: torch.dtype, threads: int = 1
+    name: str, weight_NK: torch.Tensor, scheme: QuantisationScheme, scale_dtype: torch.dtype
 ) -> tuple[QuantisedMatrix, QuantisationError]:
     """The matrix `name` [N, K] quantised symmetrically, and what that cost: `quantise_strips` of one strip."""
     outputs, width = weight_NK.shape
-    return quantise_strips(name, (outputs, width), [weight_NK], scheme, scale_dtype, threads)
+    return quantise_strips(name, (outputs, width), [weight_NK], scheme, scale_dtype)
 
 
 def quantise_strips(
@@ -67,11 +64,10 @@ def quantise_strips(
     strips: Iterable[torch.Tensor],
     scheme: QuantisationScheme,
     scale_dtype: torch.dtype,
-    threads: int = 1,
 ) -> tuple[QuantisedMatrix, QuantisationError]:
     """The matrix `name` quantised symmetrically, and what that cost.
 
-    Beside the codes and a strip only a tile for each thread is in memory.
+    Beside the codes and a strip only a tile is in memory.
 
     Args:
         name: the tensor's, for messages and for the result.
@@ -79,7 +75,6 @@ def quantise_strips(
         strips: the rows in order, [n, K] each, in any floating-point type, all values finite.
         scheme: bits and block size.
         scale_dtype: what the scales are stored in.
-        threads: how many tiles are worked on at a time.
 
     Raises:
         UsageError: a scale is beyond the range of `scale_dtype`.
@@ -89,14 +84,11 @@ def quantise_strips(
     scales_GN = torch.empty(scheme.blocks(width), outputs, dtype=scale_dtype)
     errors: list[QuantisationError] = []
     done = 0
-    with ThreadPoolExecutor(threads) as pool:
-        for strip_NK in strips:
-            columns = slice(done, done + len(strip_NK))
-            tiles = list(_tiles(scheme, len(strip_NK), width))
-            # Turned over as a whole: PyTorch takes twice as long for a part of a wider matrix.
-            work = partial(_fill, strip_NK.T.contiguous(), scheme, codes_KN[:, columns], scales_GN[:, columns])
-            errors += chain.from_iterable(pool.map(work, (tiles[first::threads] for first in range(threads))))
-            done = columns.stop
+    for strip_NK in strips:
+        columns = slice(done, done + len(strip_NK))
+        # Turned over as a whole: PyTorch takes twice as long for a part of a wider matrix.
+        errors += _fill(strip_NK.T.contiguous(), scheme, codes_KN[:, columns], scales_GN[:, columns])
+        done = columns.stop
     assert done == outputs, f"{name}: {done} rows of {outputs}"
     check_range(name, scales_GN)
     error = QuantisationError(math.fsum(e.lost for e in errors), math.fsum(e.total for e in errors))
@@ -122,13 +114,13 @@ def _fill(
     scheme: QuantisationScheme,
     codes_KN: torch.Tensor,
     scales_GN: torch.Tensor,
-    tiles: Sequence[_Tile],
 ) -> list[QuantisationError]:
-    """Quantise some tiles into their places, one after the other in the same memory: to get it anew takes longer than
-    an operation."""
+    """Quantise the tiles of a matrix into their places, one after the other in the same memory: to get it anew takes
+    longer than an operation."""
     memory, errors = torch.empty(3, _TILE), []
-    for tile in tiles:
-        rows = slice(tile.start * scheme.block_size, min(tile.stop * scheme.block_size, len(weight_KN)))
+    width, outputs = weight_KN.shape
+    for tile in _tiles(scheme, outputs, width):
+        rows = slice(tile.start * scheme.block_size, min(tile.stop * scheme.block_size, width))
         columns = slice(tile.left, tile.right)
         shape = (tile.stop - tile.start, -1, tile.right - tile.left)
         size = (rows.stop - rows.start) * shape[-1]
@@ -171,8 +163,8 @@ def best_scale(
         """Sums over each block for the codes that a scale gives: their products with the values, and their squares."""
         nearest_codes(w_GBN, inverse_scale, scheme, codes)
         torch.sum(torch.mul(heavy_GBN, codes, out=spared), 1, keepdim=True, out=product)
-        torch.mul(codes, codes, out=spared)
-        torch.sum(spared if counts_B1 is None else spared.mul_(counts_B1), 1, keepdim=True, out=square)
+        codes.mul_(codes)  # in place: twice as fast
+        torch.sum(codes if counts_B1 is None else codes.mul_(counts_B1), 1, keepdim=True, out=square)
 
     for reach, product, square in zip(reaches, products, squares, strict=True):
         fit(inverse_largest * -reach, product, square)

@@ -12,8 +12,11 @@ different orders of it. Those that share an order otherwise have one tensor for 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -40,6 +43,8 @@ from blockexport.models.quantised_matrix import (
     packed_as_stored,
 )
 from blockexport.models.side_by_side import SideBySide, side_by_side
+
+_Made = tuple[QuantisedMatrix, list[float | None]]
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,9 @@ def write_matrices(
 ) -> Iterator[tuple[str, float | None]]:
     """Write the matrices of `layouts_of`, one by one: those in 4 bits for the inputs of a text, where there is one.
 
+    The next ones are made meanwhile, as many at a time as there are `threads`: each on one, since most of what a thread
+    does is too short to be shared.
+
     Yields:
         The name of each, once it is written, and what quantising it cost, relative to its size; None where it was
         taken over.
@@ -158,17 +166,30 @@ def write_matrices(
         UsageError: a value is not finite, or does not fit its scale; a scale of the checkpoint does not fit the bundle.
     """
     alike = groupby(layouts.values(), lambda layout: (checkpoint.origin(layout.name), layout.scheme))
-    for _, group in alike:
-        made: list[tuple[QuantisedMatrix, float | None]] = []
-        for layout in group:
-            if not made:
-                made = [
-                    _quantised(checkpoint, layout, name, scale_dtype(precision), threads, calibration)
-                    for name in layout.tensors.outputs
-                ]
-            for part in _parts(beside_each_other(layout.name, [matrix for matrix, _ in made]), layout):
-                file.write(raw_bytes(part))
-            yield from zip(layout.tensors.outputs, (cost for _, cost in made), strict=True)
+    groups = [list(group) for _, group in alike]
+    make = partial(_made, checkpoint, scales=scale_dtype(precision), calibration=calibration)
+    # A calibration runs through the layers in order, on all of torch's threads.
+    workers = ThreadPoolExecutor(threads if calibration is None else 1)
+    waiting: deque[Future[_Made]] = deque()
+    try:
+        for ahead, group in enumerate(groups):
+            for further in groups[ahead + len(waiting) : ahead + threads + 1]:
+                waiting.append(workers.submit(make, further[0]))
+            matrix, costs = waiting.popleft().result()
+            for layout in group:
+                for part in _parts(matrix, layout):
+                    file.write(raw_bytes(part))
+                yield from zip(layout.tensors.outputs, costs, strict=True)
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def _made(
+    checkpoint: Checkpoint, layout: MatrixLayout, *, scales: torch.dtype, calibration: Calibration | None
+) -> _Made:
+    """The matrices of a layout as one, and what quantising each cost."""
+    made = [_quantised(checkpoint, layout, name, scales, calibration) for name in layout.tensors.outputs]
+    return beside_each_other(layout.name, [matrix for matrix, _ in made]), [cost for _, cost in made]
 
 
 def _parts(matrix: QuantisedMatrix, layout: MatrixLayout) -> Iterator[torch.Tensor]:
@@ -188,7 +209,6 @@ def _quantised(
     layout: MatrixLayout,
     name: str,
     scales: torch.dtype,
-    threads: int,
     calibration: Calibration | None,
 ) -> tuple[QuantisedMatrix, float | None]:
     """One matrix of a layout, and what quantising it cost; None where it was taken over."""
@@ -200,7 +220,7 @@ def _quantised(
         weight_NK = torch.cat(list(strips))
         matrix, error = quantise_with_feedback(name, weight_NK, calibration.products(name), scheme, scales)
     else:
-        matrix, error = quantise_strips(name, shape, strips, scheme, scales, threads)
+        matrix, error = quantise_strips(name, shape, strips, scheme, scales)
     return matrix.in_scheme(layout.scheme), float(f"{error.relative:.4g}")
 
 

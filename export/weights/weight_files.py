@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from blockexport.export.bundle.clone_file import clone_files
+from blockexport.export.bundle.source_digest import hashed_meanwhile
 from blockexport.export.output.disk import check_free_space, disk_errors
 from blockexport.export.weights.calibration import Calibration
 from blockexport.export.weights.conversion_report import ConversionReport, report_of
@@ -64,6 +65,8 @@ def write_weights(
     quantisation: Quantisation | None = None,
     progress: Progress = silent,
     calibration: Calibration | None = None,
+    *,
+    hash_source: bool = False,
 ) -> WrittenWeights:
     """Write the tensors `names` of `checkpoint` in `precision` into `folder`, some matrices quantised.
 
@@ -79,6 +82,7 @@ def write_weights(
         quantisation: which are quantised, and how; None where none is.
         progress: hears of the bytes and the matrices written.
         calibration: the run that matrices in 4 bits are quantised for; it computes on all threads.
+        hash_source: hash the checkpoint's files beside the conversion, too; of a clone's they are always known.
 
     Raises:
         UsageError: a value is not finite, or too large for its type or its scale; the disk is full or cannot be
@@ -90,7 +94,11 @@ def write_weights(
         if quantisation is None and _can_clone(checkpoint, entries, precision):
             return _clone(checkpoint, entries, folder, progress)
         layouts = layouts_of(checkpoint, entries, quantisation)
-        return _convert(checkpoint, entries, folder / WEIGHTS_FILE, precision, layouts, threads, progress, calibration)
+        with hashed_meanwhile(checkpoint.source.files if hash_source else ()) as source_sha256:
+            written = _convert(
+                checkpoint, entries, folder / WEIGHTS_FILE, precision, layouts, threads, progress, calibration
+            )
+            return replace(written, source_sha256=source_sha256())
 
 
 @contextmanager

@@ -49,9 +49,7 @@ def rounded(checkpoint: MemoryCheckpoint, bits: int) -> MemoryCheckpoint:
     return MemoryCheckpoint(
         checkpoint.config,
         {
-            name: quantise(name, tensor, scheme, torch.float16, 1)[0].dequantised()
-            if "_proj.weight" in name
-            else tensor
+            name: quantise(name, tensor, scheme, torch.float16)[0].dequantised() if "_proj.weight" in name else tensor
             for name, tensor in checkpoint.tensors.items()
         },
     )

@@ -111,15 +111,15 @@ def test_values_too_large_for_a_scale_are_refused() -> None:
     assert _relative(matrix.dequantised(), weight) < 0.01
 
 
-def test_tiles_strips_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_and_strips_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = _values(70, 300)
     scheme = QuantisationScheme(4, 64)
     whole, error = quantise("m", weight, scheme, torch.float16)
     monkeypatch.setattr(block_quantiser, "_TILE", 4 * 64)
-    tiled, same = quantise("m", weight, scheme, torch.float16, threads=2)
+    tiled, same = quantise("m", weight, scheme, torch.float16)
     assert _equal(whole, tiled)
     assert same.relative == pytest.approx(error.relative, rel=1e-6)
-    strips, same = quantise_strips("m", (70, 300), weight.split(33), scheme, torch.float16, threads=2)
+    strips, same = quantise_strips("m", (70, 300), weight.split(33), scheme, torch.float16)
     assert _equal(whole, strips)
     assert same.relative == pytest.approx(error.relative, rel=1e-6)
 
