@@ -104,7 +104,19 @@ def part_of_the_head(writer: gguf.GGUFWriter) -> None:
 
 
 WITH_LAYER_NORM = ("command-r", "jais2", "gpt2", "gptneox", "phi2", "nemotron", "olmo", "stablelm", "starcoder2")
-OF_LLAMAS = ("arcee", "exaone", "ernie4_5", "granite", "llama", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3")
+OF_LLAMAS = (
+    "arcee",
+    "exaone",
+    "ernie4_5",
+    "granite",
+    "llama",
+    "minicpm",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+)
 WINDOWLESS = (*OF_LLAMAS, "chatglm", "exaone4", "gemma", "glm4", "olmo2", *WITH_LAYER_NORM)
 EVERY = (*WINDOWLESS, "cohere2", "gemma2", "gemma3")
 EQUAL: list[tuple[str, Add]] = [
@@ -212,6 +224,7 @@ def config_of(arch: str) -> ModelConfig:
             "rope_theta": 300.0,
             "sliding_rope_theta": 10_000.0,
         },
+        "minicpm": {"embedding_multiplier": 12.0, "residual_multiplier": 0.4, "logits_multiplier": 2.0},
         "granite": {
             "embedding_multiplier": 12.0,
             "residual_multiplier": 0.22,
