@@ -128,10 +128,12 @@ def families_page() -> str:
             "name, as no layer of TensorRT's caps scores.",
             "- Matrices that a checkpoint has stacked (Phi-3's q, k and v, or gate and up in GLM-4) are taken apart. "
             "The `config.json` of a bundle says the family whose tensors have the names that the bundle's have: "
-            "`mistral` for Phi-3, `granite` for Granite 4, `llama` for EXAONE 3. Where there is none, the bundle has "
-            "no `config.json`.",
+            "`mistral` for Phi-3, `granite` for Granite 4 and MiniCPM, `llama` for EXAONE 3. Where there is none, the "
+            "bundle has no `config.json`.",
             "- The text part of a multimodal model (Gemma 3, Mistral 3, and others whose `text_config` is of a family "
             "above) is exported with `--text-only`, without the tensors of the other parts.",
+            "- MiniCPM's code comes with its files and is not in transformers: it is held against llama.cpp, and "
+            "transformers' Granite with its multipliers. Sparse attention (MiniCPM 4.1) is refused by name.",
             "- GPT-2's positions are learned, each a row of a table: there is no slot beyond the last of them, with "
             "`--beyond-trained-range` or without.",
             "- A GGUF file with a sliding window is refused in architectures whose window llama.cpp does not read.",

@@ -59,6 +59,10 @@ def _granite(chance: random.Random, layers: int) -> Options:
     }
 
 
+def _minicpm(chance: random.Random, layers: int) -> Options:
+    return {**_granite(chance, layers), "mlp_bias": False}
+
+
 def _olmo2(chance: random.Random, layers: int) -> Options:
     return {"qk_norm": True, **_biases(chance)}
 
@@ -146,6 +150,7 @@ OPTIONS: dict[str, Callable[[random.Random, int], Options]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "granite": _granite,
+    "minicpm": _minicpm,
     "ministral": _windows,
     "nemotron": _nemotron,
     "olmo": _olmo,

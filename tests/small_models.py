@@ -179,9 +179,10 @@ def add_options(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     if config.model_type == "gpt_neox":
         writer.add_parallel_residual(config.residual == "parallel")
     if config.model_type == "granite":
+        writer.add_attention_scale(config.score_scale)
+    if config.model_type in ("granite", "minicpm"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
-        writer.add_attention_scale(config.score_scale)
         writer.add_logit_scale(1.0 / config.logits_multiplier)
 
 
@@ -215,7 +216,7 @@ def add_weights(
     for name, tensor in stacked(weights, writer.arch).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads is not None and writer.arch in ("arcee", "llama", "granite", "olmo", "smollm3"):
+        if heads is not None and writer.arch in ("arcee", "llama", "granite", "minicpm", "olmo", "smollm3"):
             values = neighbour_pairs(values, heads)
         if config.norm_gain_offset and name.endswith("norm.weight"):
             values = values + np.float32(1)

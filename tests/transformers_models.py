@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,39 @@ _GRANITE4: dict[str, Any] = {
     "logits_scaling": 0.5,
     "mamba_n_heads": 8,
 }
+
+
+class MiniCpmConfig(transformers.GraniteConfig):
+    """MiniCPM's is not in transformers: its code comes with its files. It is a Granite whose multipliers follow from
+    these."""
+
+    model_type = "minicpm"
+
+    scale_emb: float | int = 1
+    scale_depth: float | int = 1
+    dim_model_base: float | int = 1
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.embedding_multiplier = float(self.scale_emb)
+        self.residual_multiplier = self.scale_depth / math.sqrt(self.num_hidden_layers)
+        self.logits_scaling = self.hidden_size / self.dim_model_base
+        self.attention_multiplier = (self.hidden_size // self.num_attention_heads) ** -0.5
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is saved."""
+        derived = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier", "mlp_bias")
+        return {key: value for key, value in super().to_diff_dict().items() if key not in derived}
+
+
+class MiniCPMForCausalLM(transformers.GraniteForCausalLM):
+    config_class = MiniCpmConfig
+
+
+transformers.AutoConfig.register("minicpm", MiniCpmConfig)
+transformers.AutoModelForCausalLM.register(MiniCpmConfig, MiniCPMForCausalLM)
+
 _UNGROUPED = {name: size for name, size in _DERIVED.items() if name != "num_key_value_heads"}
 _GPT2: dict[str, Any] = {
     "vocab_size": 131,
@@ -183,6 +217,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "internlm3": lambda: transformers.InternLM3Config(
         **_DERIVED, head_dim=16, attention_bias=True, mlp_bias=True, pad_token_id=None
     ),
+    "minicpm": lambda: MiniCpmConfig(**_DERIVED, scale_emb=12, scale_depth=1.4, dim_model_base=64, attention_bias=True),
     "iquestcoder": lambda: transformers.IQuestCoderConfig(**_DERIVED, head_dim=16),
     "jais2": lambda: transformers.Jais2Config(**_NO_EPS, layer_norm_eps=1e-4),
     "vaultgemma": lambda: transformers.VaultGemmaConfig(**_GEMMA2, sliding_window=WINDOW),

@@ -25,6 +25,7 @@ from blockexport.models.families.internlm3 import INTERNLM3
 from blockexport.models.families.iquestcoder import IQUEST_CODER
 from blockexport.models.families.jais2 import JAIS2
 from blockexport.models.families.llama import LLAMA
+from blockexport.models.families.minicpm import MINICPM
 from blockexport.models.families.ministral import MINISTRAL
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.nemotron import NEMOTRON
@@ -64,6 +65,7 @@ _ALL = (
     IQUEST_CODER,
     JAIS2,
     LLAMA,
+    MINICPM,
     MINISTRAL,
     MISTRAL,
     NEMOTRON,

@@ -29,7 +29,7 @@ from tests.newer_models import NEWER, draw_newer
 MODELS = 200
 LIKE_OTHERS = (
     *("ernie4_5", "ministral", "seed_oss", "starcoder2", "arcee", "cwm", "exaone", "glm", "glm4", "granitemoehybrid"),
-    *("helium", "hyperclovax", "internlm3", "iquestcoder", "jais2", "vaultgemma"),
+    *("helium", "hyperclovax", "internlm3", "iquestcoder", "jais2", "minicpm", "vaultgemma"),
 )
 FEW = ((draw, range(8)), (draw_newer, [seed for seed, family in enumerate(NEWER) if family not in LIKE_OTHERS]))
 """Of them in `make test`: every family whose options others do not have."""

@@ -289,6 +289,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "use_sliding_window": False,
     },
+    "MiniCPM-2B": {
+        "model_type": "minicpm",
+        "architectures": ["MiniCPMForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_minicpm.MiniCPMConfig"},
+        "hidden_act": "silu",
+        "initializer_range": 0.1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "scale_emb": 12,
+        "dim_model_base": 256,
+        "scale_depth": 1.4,
+    },
     "TinyLlama-1.1B-Chat": {"model_type": "llama", "_flash_attn_2_enabled": True, "max_length": 2048},
 }
 
@@ -336,6 +348,9 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     ("gemma3_text", {"rope_parameters": {"sliding_attention": LINEAR}}, ["sliding_attention is scaled"]),
     ("phi3", {"rope_scaling": {"type": "longrope"}}, ["short_factor"]),
+    ("minicpm", {"scale_depth": 0}, ["scale_depth is 0"]),
+    ("minicpm", {"sparse_config": {"kernel_size": 32}}, ["sparse_config"]),
+    ("minicpm", {"head_dim": 10}, ["head_dim"]),
     ("granite", {"residual_multiplier": 0}, ["residual_multiplier is 0"]),
     ("llama", {"rope_scaling": {"rope_type": "su", "factor": 4.0}}, ["'su'", "default, linear, llama3, yarn"]),
     ("qwen2", {"rope_scaling": {"type": "su", "factor": 4.0}}, ["'su'", "linear"]),
