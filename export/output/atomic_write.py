@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -21,9 +22,11 @@ from blockexport.export.output.hidden_names import partial_origin, partial_path
 from blockexport.export.output.lock import NO_LOCKS, FileLock
 from blockexport.models.errors import UsageError
 from blockexport.models.regular_file import read_bytes
+from blockexport.models.strict_json import read_record
 
 LOCK = ".manifest.lock"
 PLAN = ".renames.json"  # of one who is renaming, in the folder
+_LONGEST_PLAN = 1 << 17  # bytes: a bundle's own has a few thousand
 _HERE = [name for name in ("SIGHUP", "SIGALRM") if hasattr(signal, name)]  # the last by a timer: see cli/interrupts.py
 ENDING = (signal.SIGINT, signal.SIGTERM, *(getattr(signal, name) for name in _HERE))
 
@@ -196,16 +199,25 @@ def finish_moves(folder: Path) -> None:
             pass
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """Paths below the folder: each first one becomes the second."""
+
+    moves: tuple[tuple[str, str], ...]
+    removed: tuple[str, ...]
+
+
 def _finish(folder: Path) -> None:
     try:
-        plan = json.loads(read_bytes(folder / PLAN))
-        moves = [[_inside(folder, name) for name in move] for move in plan["moves"]]
-        removed = [_inside(folder, name) for name in plan["removed"]]
+        plan = read_record(_Plan, json.loads(read_bytes(folder / PLAN, _LONGEST_PLAN)), "")
+        real = os.path.realpath(folder)
+        moves = [(_inside(folder, real, new), _inside(folder, real, place)) for new, place in plan.moves]
+        removed = [_inside(folder, real, name) for name in plan.removed]
         for new, place in moves:
             if new.exists():
                 place.parent.mkdir(exist_ok=True)
                 os.replace(new, place)
-    except (UsageError, ValueError, TypeError, KeyError, RecursionError):  # none of ours
+    except (UsageError, ValueError, RecursionError):  # none of ours
         return
     _remove_each(removed)
     (folder / PLAN).unlink()
@@ -218,11 +230,11 @@ def _remove_each(paths: Iterable[Path]) -> None:
             path.parent.rmdir()
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A path of a plan, which may be a stranger's: nothing outside of the folder is ever touched."""
+def _inside(folder: Path, real: str, name: str) -> Path:
+    """A path of a plan, which may be a stranger's: nothing outside of the folder, which is `real`, is ever touched."""
     os.fsencode(name)  # ValueError where it holds half of a character
     path = folder / name
     around = Path(os.path.realpath(path.parent))
-    if "\0" in name or not around.is_relative_to(os.path.realpath(folder)) or path.name in ("", ".."):
+    if "\0" in name or not around.is_relative_to(real) or path.name in ("", ".."):
         raise ValueError(f"{name} is outside")
     return path
