@@ -19,6 +19,7 @@ import pytest
 from blockexport.cli.main import main
 from tests.cli.hostile_inputs import Case, cases, make_inputs
 from tests.support import REPOSITORY, shared_path
+from tests.written_places import written_places
 
 CASES = cases()
 SECONDS = 2  # of processor time
@@ -35,6 +36,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     assert main(["onnx", source, "-o", str(folder / "sound"), "--no-compare", "-M", "32", "--quiet"]) == 0
     (folder / "in").mkdir()
     (folder / "out").mkdir()
+    (folder / "temporary").mkdir()
     make_inputs(folder / "in", folder / "sound")
     found: dict[str, dict[str, Any]] = {}
     while len(found) < len(CASES):
@@ -46,6 +48,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 def _run_from(first: int, folder: Path) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-P", "-m", "tests.cli.test_hostile", str(first), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment |= dict.fromkeys(("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), str(folder / "temporary"))
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None
         for case in CASES[first:]:
@@ -82,7 +85,10 @@ def _outcome(case: Case, folder: Path) -> dict[str, Any]:
         os.dup2(given.fileno(), 0)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     code: int | str
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+    allowed = [folder / "out", folder / "temporary", Path(os.environ["XDG_STATE_HOME"])]
+    allowed += [folder / "in" / "pipe"] if case.arguments[0] == "doctor" else []  # it tries what its folder can do
+    told = (contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()))
+    with told[0], told[1], written_places(*allowed) as outside:
         try:
             code = main(arguments)
         except BaseException as error:
@@ -94,11 +100,18 @@ def _outcome(case: Case, folder: Path) -> dict[str, Any]:
         subprocess.run(["rm", "-rf", folder / "out"], check=True)
         (folder / "out").mkdir()
     words = said.getvalue().replace(f"{folder}/in/", "IN/")
-    return {"name": case.name, "code": code, "said": words, "seconds": seconds, "left": left}
+    return {
+        "name": case.name,
+        "code": code,
+        "said": words,
+        "seconds": seconds,
+        "left": left,
+        "outside": [*map(str, outside)],
+    }
 
 
 def _files(folder: Path) -> set[str]:
-    return {str(path) for path in folder.rglob("*")}
+    return {str(path) for path in folder.rglob("*") if folder / "temporary" not in path.parents}
 
 
 def _seconds() -> float:
@@ -123,6 +136,7 @@ def test_it_is_refused_in_time_and_leaves_nothing(case: Case, outcomes: dict[str
     )
     assert outcome["seconds"] < (LONGER if at_a_limit or outcome["code"] in (0, 3) else SECONDS)
     assert outcome["code"] == 0 or outcome["left"] == []
+    assert outcome["outside"] == []
 
 
 if __name__ == "__main__":

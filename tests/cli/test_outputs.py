@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from blockexport.models.checkpoints.sources import open_checkpoint
 from tests.export.tensorrt.trt_support import rtx
 from tests.exported import export
 from tests.small_models import small_config, small_weights, write_folder
+from tests.written_places import written_places
 
 CONFIG = small_config("llama", max_position_embeddings=64)
 MAKERS = ("onnx", "trt", "aoti")
@@ -126,6 +128,21 @@ def test_an_output_and_an_input_that_overlap_are_refused(
     assert said in captured.err and captured.err.count("\n") == 1
     assert captured.out == "", "nothing was done before"
     assert everything(home.parent) == before
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.full if name in ("trt", "aoti") else ()) for name in COMMANDS]
+)
+def test_nothing_is_written_elsewhere(command: str, made: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for temporary files, and the notes on what was built here."""
+    place_input(command, made, home)
+    (home.parent / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(home.parent / "temporary"))
+    before = everything(home)
+    with written_places(home / "out", home.parent / "temporary", Path(os.environ["XDG_STATE_HOME"])) as elsewhere:
+        assert run(command, "in", "out") == 0
+    assert elsewhere == set()
+    assert {name: kind for name, kind in everything(home).items() if not Path(name).is_relative_to("out")} == before
 
 
 def checkpoint_within(old: Path) -> None:
