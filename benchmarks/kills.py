@@ -1,13 +1,14 @@
 """What a SIGKILL at a random moment leaves: the old bundle or report, the complete new one, or none where one was made.
 
-    python benchmarks/kills.py [--count 1000] [--seed 1] [--full-disk]
+    python benchmarks/kills.py [--count 1000] [--seed 1] [--full-disk] [--compiler]
 
 Commands on the preset `tiny` (export, quantise, redeclare, trt, aoti, compare --report) are begun and killed with all
 their processes at some moment, one after the other in one folder, so that each also meets what earlier ones left. Every
 tenth is let through: it must succeed and leave nothing behind. They are forked from a process that has the libraries
 loaded, so that the moments lie in the work and not in imports; what stands in place of aoti's compiler, which takes a
-minute and writes nothing here, writes a package at once. With --full-disk the folder is a file system of 20 MB in
-memory that is filled to the last byte instead of the kill; the command must then say so (exit code 2) or succeed.
+minute and writes nothing here, writes a package at once, except with --compiler. With --full-disk the folder is a file
+system of 20 MB in memory that is filled to the last byte instead of the kill; the command must then say so (exit code
+2) or succeed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ LIBRARIES = (
 HIDDEN_ALLOWED = "was left by a process"
 REPORT = ("report.json", "report.md", "report.html")
 DISK = 20 << 20
-FIRST_GUESS = 2.0  # seconds that a command takes; from then on, what it took when it was let through
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Run:
             self.faults.append(f"{name} ended with {process.code}: {process.said()}")
 
     def prepare(self) -> None:
-        """What the commands change, and what reports may hold."""
+        """What the commands change, what reports may hold, and how long each command takes."""
         for name in self.kinds:
             kind = KINDS[name]
             if kind.before:
@@ -163,27 +163,31 @@ class Run:
                 for form in range(2):
                     self.through(name, kind.arguments(form))
                     self.reports.append(self.report())
-            self.seconds[name] = FIRST_GUESS
+            else:
+                self.through(name, kind.arguments(0))
 
     def report(self) -> dict[str, bytes]:
         """The files of the report."""
         files = (self.folder / "report" / name for name in REPORT)
         return {path.name: path.read_bytes() for path in files if path.exists()}
 
-    def once(self, number: int) -> None:
-        """A command, killed or let through."""
+    def once(self, number: int, *, full_disk: bool) -> None:
+        """A command that is stopped by a kill or a full disk, or let through."""
         name, arguments = self.drawn()
         if number % 10 == 9:
             self.through(name, arguments)
             self.look(name, "let through", whole=True)
-            return
+        elif full_disk:
+            self.fill_once(name, arguments)
+        else:
+            self.kill_once(name, arguments)
+
+    def kill_once(self, name: str, arguments: list[str]) -> None:
+        """A command that is killed at a random moment."""
         process = self.begin(arguments)
-        moment = self.moment(name)
-        if not process.wait(moment):
+        if not process.wait(self.moment(name)):
             process.kill()
             process.wait()
-        elif moment > FIRST_GUESS:
-            self.seconds[name] = moment / 1.05
         self.look(name, "killed" if process.code == -signal.SIGKILL else f"ended with {process.code}")
 
     def drawn(self) -> tuple[str, list[str]]:
@@ -215,9 +219,8 @@ class Run:
         self.seen[f"{name}: {how}, {state}"] += 1
         self.faults += [f"{name} {how}: {problem}" for problem in problems]
 
-    def fill_once(self, number: int) -> None:
+    def fill_once(self, name: str, arguments: list[str]) -> None:
         """A command whose disk is filled at a random moment."""
-        name, arguments = self.drawn()
         process = self.begin(arguments)
         if not process.wait(self.moment(name)):
             fill(self.folder / "ballast")
@@ -268,16 +271,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--full-disk", action="store_true")
+    parser.add_argument("--compiler", action="store_true", help="that of aoti itself")
     asked = parser.parse_args()
     for name in LIBRARIES:
         import_module(f"blockexport.{name}")
-    torch._inductor.aoti_compile_and_package = package  # type: ignore[assignment]
+    if not asked.compiler:
+        torch._inductor.aoti_compile_and_package = package  # type: ignore[assignment]
     kinds = [kind for kind in asked.only if kind != "trt" or find_spec("tensorrt_rtx") is not None]
     with place_to_work(small=asked.full_disk) as folder:
         run = Run(folder, kinds, asked.seed)
         run.prepare()
         for number in range(asked.count):
-            run.fill_once(number) if asked.full_disk else run.once(number)
+            run.once(number, full_disk=asked.full_disk)
             print(f"\r{number + 1} of {asked.count}, {len(run.faults)} faults", end="", file=sys.stderr, flush=True)
     print(json.dumps({"seconds": run.seconds, "seen": dict(sorted(run.seen.items())), "faults": run.faults}, indent=1))
     return 1 if run.faults else 0
