@@ -22,6 +22,7 @@ SHOWN = 20  # of nodes and of tensors, in text
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A bundle.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another bundle.")],
+    max_memory: options.MaxMemory = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> ExitCode:
@@ -38,8 +39,9 @@ def diff(
 
     from blockexport.compare.diff_bundles import diff_bundles
 
+    memory = options.memory_bytes(max_memory)
     with console.progress_bar(quiet=quiet or as_json) as progress:
-        found = diff_bundles(first, second, progress=progress)
+        found = diff_bundles(first, second, max_memory=memory, progress=progress)
     if as_json:
         console.print_json({"first": str(first), "second": str(second), **_finite(asdict(found))})
         return found.exit_code

@@ -17,12 +17,14 @@ from blockexport.compare.core.tokens import choose_tokens
 from blockexport.export.bundle.manifest import ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.own_verdict import REPORT
 from blockexport.export.output.ownership import SBOM
+from blockexport.export.preflight import require_memory
 from blockexport.export.tokenizer.tokenizer_files import TOKENIZER
 from blockexport.models.errors import BlockexportError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.progress import Progress, counted, silent
 from blockexport.models.regular_file import read_json_object
 from blockexport.models.typed_call import typed_call
+from blockexport.models.wording import size
 from blockexport.runtime.backends import usual_backend
 from blockexport.runtime.open import open_decoder
 from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
@@ -92,12 +94,15 @@ class BundleDifference:
 
 
 @typed_call
-def diff_bundles(first: str | Path, second: str | Path, *, progress: Progress = silent) -> BundleDifference:
+def diff_bundles(
+    first: str | Path, second: str | Path, *, max_memory: int | None = None, progress: Progress = silent
+) -> BundleDifference:
     """How the second bundle differs from the first. Their files are taken for what the manifests say.
 
     Args:
         first: a bundle.
         second: another.
+        max_memory: bytes, beyond which the two are not run; what is available by default.
         progress: hears of the tensors that were compared.
 
     Raises:
@@ -122,7 +127,7 @@ def diff_bundles(first: str | Path, second: str | Path, *, progress: Progress = 
         tensors = [one for one in found if one is not None]
     numerics, reason = None, None
     if graph is not None or only_first or only_second or tensors:
-        match _numerics(first, ours, second, theirs):
+        match _numerics(first, ours, second, theirs, max_memory):
             case Numerics() as measured:
                 numerics = measured
             case str() as said:
@@ -158,7 +163,7 @@ def _files(ours: Manifest, theirs: Manifest) -> Iterator[Difference]:
     return _different("file", *hashes)
 
 
-def _numerics(first: Path, ours: Manifest, second: Path, theirs: Manifest) -> Numerics | str:
+def _numerics(first: Path, ours: Manifest, second: Path, theirs: Manifest, max_memory: int | None) -> Numerics | str:
     """What the two compute on the same tokens, or why that cannot be compared."""
     if not all(one.interface.ends.from_ids and one.interface.ends.to_logits for one in (ours, theirs)):
         return "without embedding or output head there are no tokens and logits to compare"
@@ -166,7 +171,10 @@ def _numerics(first: Path, ours: Manifest, second: Path, theirs: Manifest) -> Nu
         return f"their vocabularies have {ours.config.vocab_size} and {theirs.config.vocab_size} tokens"
     plan = make_plan(min(ours.max_sequence_length, theirs.max_sequence_length))
     calls = plan.calls(to_last_slot=False)
+    needed = max(sum(m.files[name].bytes for name in m.files[ONNX_FILE].made_from) for m in (ours, theirs))
     try:
+        said = f"weights of {size(needed)} take as much memory to run"
+        require_memory(needed, said, max_memory, "compare them where there is more")
         encode = BundleTokenizer(first).encode if TOKENIZER in ours.files else None
         ids_S = choose_tokens(ours.config, calls[-1].stop, encode=encode).ids_S
         a, b = (_outputs(folder, m, calls, ids_S) for folder, m in ((first, ours), (second, theirs)))

@@ -67,6 +67,9 @@ def test_one_value_of_one_matrix(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["diff", str(made), str(other)]) == 1
     out = capsys.readouterr().out
     assert f"weights {CHANGED}: 1 of 1,056 values, by 0.5 at most" in out and "logits at 29 positions" in out
+    assert main(["diff", str(made), str(other), "--max-memory", "1KB"]) == 1
+    out = capsys.readouterr().out
+    assert f"weights {CHANGED}: 1 of" in out and "memory to run, and --max-memory allows 1" in out
 
 
 def test_another_precision_and_codes(made: Path, tmp_path: Path) -> None:
