@@ -84,10 +84,10 @@ class MiniCpmConfig(transformers.GraniteConfig):
         self.attention_multiplier = (self.hidden_size // self.num_attention_heads) ** -0.5
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
 
-    def to_diff_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What is saved."""
         derived = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier", "mlp_bias")
-        return {key: value for key, value in super().to_diff_dict().items() if key not in derived}
+        return {key: value for key, value in super().to_dict().items() if key not in derived}
 
 
 class MiniCPMForCausalLM(transformers.GraniteForCausalLM):

@@ -70,7 +70,8 @@ def _rotary_dim(fields: RawFields, head_dim: int, factor: float) -> int | None:
     """How many of a head's dimensions are turned, as transformers rounds it; None where all are."""
     turned = int(head_dim * factor)
     if factor > 1 or turned < 2 or turned % 2:
-        said = f"{fields.told('partial_rotary_factor', factor)}, which turns {turned} of a head's {head_dim} dimensions"
+        width = f"{head_dim} dimensions" + (f" ({fields.said('head_dim')})" if fields.has("head_dim") else "")
+        said = f"{fields.told('partial_rotary_factor', factor)}, which turns {turned} of a head's {width}"
         raise fields.error(f"{said}; RoPE turns pairs of them, so it must be even, and from 2 to {head_dim}")
     return None if turned == head_dim else turned
 
