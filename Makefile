@@ -37,7 +37,7 @@ test: $(VENV)/.with-test $(VENV)/.with-docs $(VENV)/.with-smollm2
 pytest: $(VENV)/.with-test $(VENV)/.with-smollm2
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references $(VENV)/.with-ray
+test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references $(VENV)/.with-ray $(VENV)/.with-triton
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m ""
 
 test-gpu: $(VENV)/.with-test $(VENV)/.with-smollm2
@@ -108,6 +108,16 @@ $(VENV)/.with-references: constraints.txt hashes.txt $(VENV)/.made
 $(VENV)/.with-fuzzer: constraints.txt hashes.txt $(VENV)/.with-test
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/fuzzer atheris coverage
 	$(CHECK_HASHES)
+	touch $@
+
+# Triton's server with its Python backend, which reads arrays of NumPy 1: an environment of its own, over the one above.
+$(VENV)/.with-triton: constraints.txt hashes.txt $(VENV)/.with-test
+	$(BIN)/python -m venv --clear --without-pip $(VENV)/triton
+	$(BIN)/python -m pip install --disable-pip-version-check --report $(VENV)/installed.json --no-deps \
+	  --target "$$($(VENV)/triton/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	  nvidia-pytriton==0.7.0 numpy==1.26.4
+	$(CHECK_HASHES)
+	$(BIN)/python tests/runtime/serving/triton_environment.py $(VENV)/triton
 	touch $@
 
 # mypy reads the sources under the names they install as.

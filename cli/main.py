@@ -38,6 +38,7 @@ COMMANDS = {
     "selftest": "Replay a bundle's golden vectors on this machine.",
     "verify": "Check every file of a bundle, without running it.",
     "diff": "Tell what differs between two bundles.",
+    "triton": "Write a model repository for Triton Inference Server.",
     "bench": "Measure a bundle's speed, beside the machine's and other tools'.",
     "redeclare": "Give a bundle another number of cache slots.",
     "aoti": "Compile a bundle's model for programs with libtorch.",

@@ -43,6 +43,11 @@ class ElementType:
         return dtype
 
     @property
+    def triton(self) -> str:
+        """What a `config.pbtxt` of Triton Inference Server calls it."""
+        return f"TYPE_{self.name.replace('bfloat', 'bf').replace('float', 'fp')}".upper()
+
+    @property
     def is_float(self) -> bool:
         """Whether it holds floating-point numbers."""
         return "float" in self.name

@@ -35,8 +35,9 @@ def cpp_sources() -> set[Path]:
 
 
 def data_files() -> set[Path]:
-    """The page of a report (Jinja templates and a style sheet), and the mark of a typed package."""
-    return set((REPOSITORY / "compare" / "report" / "templates").iterdir()) | {REPOSITORY / "py.typed"}
+    """The page of a report (Jinja templates and a style sheet), other texts, and the mark of a typed package."""
+    folders = (REPOSITORY / "compare" / "report" / "templates", REPOSITORY / "export" / "templates")
+    return {path for folder in folders for path in folder.iterdir()} | {REPOSITORY / "py.typed"}
 
 
 def check(command: list[str | Path], cwd: Path) -> str:

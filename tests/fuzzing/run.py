@@ -53,7 +53,12 @@ def _fuzzed(name: str, given: argparse.Namespace, readers: Programs | None) -> b
     for number, seed in enumerate(seeds()):
         (corpus / f"seed-{number}").write_bytes(seed)
     limits = [f"-max_total_time={given.seconds}", f"-runs={given.executions}", f"-malloc_limit_mb={MEMORY}"]
-    more = [f"-artifact_prefix={corpus}-", f"-max_len={LONGEST}", "-rss_limit_mb=4096", "-timeout=60"]
+    more = [
+        f"-artifact_prefix={corpus}-",
+        f"-max_len={LONGEST}",
+        "-rss_limit_mb=4096",
+        "-timeout=600",
+    ]  # of wall time, for a hang; a busy machine takes its time
     with log.open("wb") as said:
         done = subprocess.run(
             [*command, *limits, *more, "-print_final_stats=1"],
