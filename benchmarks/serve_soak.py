@@ -1,10 +1,12 @@
 """Many clients on `blockexport serve`: no answer lost or mixed, times to the first token and between tokens, memory.
 
-    python benchmarks/serve_soak.py BUNDLE [--clients 200] [--seconds 600] [--rows 8] [--vocabulary 512]
+    python benchmarks/serve_soak.py BUNDLE... [--clients 200] [--seconds 600] [--rows 8] [--vocabulary 512]
 
 Each client asks, streamed and greedy, for the continuation of a few token ids, over and over; one in ten leaves in the
 middle, one in twenty reads nothing for a while. Every answer is compared with the one that the same prompt had alone,
-before the others came. `--throughput` measures the tokens per second of 1 to `--rows` clients instead.
+before the others came. `--ray` and `--replicas` are serve's; `--kills N` ends N times on the way one of Ray's actors,
+chosen at random, when all of them are there. `--throughput` measures the tokens per second of 1 to `--rows` clients
+instead.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -108,6 +112,30 @@ async def watch(process: subprocess.Popen[str], seen: list[int], until: float) -
         await asyncio.sleep(2)
 
 
+def actors(server: int) -> list[int]:
+    """The processes of a server's stages on Ray."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    parents = {int(pid): int(parent) for pid, parent, _ in rows}
+
+    def descends(one: int) -> bool:
+        return one == server or (one in parents and descends(parents[one]))
+
+    return [int(pid) for pid, _, title in rows if title.startswith("ray::HostedStage") and descends(int(pid))]
+
+
+async def kill_some(server: int, kills: int, seconds: float) -> None:
+    """One actor after the other, when all that there were at first are there again."""
+    rng, whole, done, until = random.Random(1), len(actors(server)), 0, time.perf_counter() + seconds
+    while done < kills and time.perf_counter() < until:
+        await asyncio.sleep(rng.uniform(1, 3))
+        if len(living := await asyncio.to_thread(actors, server)) == whole:
+            os.kill(rng.choice(living), signal.SIGKILL)
+            done += 1
+    if kills:
+        print(f"{done} of {whole} actors killed")
+
+
 async def soak(address: str, process: subprocess.Popen[str], options: argparse.Namespace) -> bool:
     rng = random.Random(0)
     asked = [
@@ -122,7 +150,8 @@ async def soak(address: str, process: subprocess.Popen[str], options: argparse.N
         alone = [await answer(client, one, Tally(), False, False) or "" for one in asked]
         until = time.perf_counter() + options.seconds
         jobs = [one_client(client, asked, alone, tally, seed, until) for seed in range(options.clients)]
-        await asyncio.gather(*jobs, watch(process, memory, until))
+        kills = kill_some(process.pid, options.kills, options.seconds - 10)
+        await asyncio.gather(*jobs, watch(process, memory, until), kills)
         page = (await client.get("/metrics")).text
     print(f"{options.clients} clients, {options.seconds} s: {tally.whole} whole answers, {tally.left} left, "
           f"{tally.refused} refused with 429, {len(tally.wrong)} wrong")  # fmt: skip
@@ -132,7 +161,10 @@ async def soak(address: str, process: subprocess.Popen[str], options: argparse.N
     warm = memory[len(memory) // 5 :]
     growth = max(warm) / min(warm) - 1
     print(f"resident memory: {min(warm) >> 10} to {max(warm) >> 10} MiB after warming up ({100 * growth:.1f} %)")
-    print(*(line for line in page.splitlines() if re.match(r"blockexport_(answers|new_tokens|turns)", line)), sep="\n")
+    print(
+        *(line for line in page.splitlines() if re.match(r"blockexport_(answers|new_tokens|replays|turns)", line)),
+        sep="\n",
+    )
     print(*tally.wrong[:5], sep="\n")
     return not tally.wrong and tally.whole > 0
 
@@ -158,7 +190,7 @@ async def throughput(address: str, options: argparse.Namespace) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=Path, nargs="+")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--rows", type=int, default=8)
@@ -167,10 +199,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="of each answer that --throughput asks for")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", default="1")
+    parser.add_argument("--ray")
+    parser.add_argument("--replicas", default="1")
+    parser.add_argument("--kills", type=int, default=0)
     options = parser.parse_args()
     code = "from blockexport.cli.start import run; raise SystemExit(run())"
-    command = [sys.executable, "-P", "-c", code, "serve", str(options.bundle), "--port", "0", "--name", "model"]
+    command = [sys.executable, "-P", "-c", code, "serve", *map(str, options.bundle), "--port", "0", "--name", "model"]
     command += ["--rows", str(options.rows), "--queue", str(options.clients), "--threads", options.threads]
+    command += ["--ray", options.ray, "--replicas", options.replicas] if options.ray else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

@@ -4,15 +4,19 @@ each request to a replica, starts one again that has died, and waits at the end 
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from starlette.applications import Starlette
 
+from blockexport.models.errors import UsageError
 from blockexport.runtime.ray_chain import RayChain
 from blockexport.runtime.serving.http_server import KEEP_ALIVE, ServerOptions, application, free_address
 
@@ -51,9 +55,15 @@ def serve_replicas(
         ready: see `http_server.serve`.
 
     Raises:
-        UsageError: an address that cannot be listened on.
+        UsageError: an address that cannot be listened on; a Ray Serve that runs already.
         RuntimeError: Ray Serve does not start them.
     """
+    with contextlib.suppress(ValueError):  # there is none
+        ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        raise UsageError(
+            "this cluster has a Ray Serve already, with an address of its own: end it first (serve shutdown)"
+        )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     host, port = free_address(options.host, options.port)
     kind = serve.deployment(
         serve.ingress()(Replica),

@@ -555,6 +555,13 @@ def test_a_bundle_of_a_newer_schema(built: Path, bundle: Path) -> None:
     assert "schema version 3 and this program reads 2" in said
 
 
+def test_a_stage_of_a_model(built: Path, bundle: Path) -> None:
+    rewrite(bundle, lambda data: data.update(stage={"first": 0, "stop": 5, "layers": 9}))
+    code, said = selftest(built, bundle)
+    assert code == 2
+    assert f"{bundle} is a stage, with some of a model's layers, and this program runs whole models" in said
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "golden.safetensors", MANIFEST])
 def test_a_missing_file(built: Path, bundle: Path, name: str) -> None:
     (bundle / name).unlink()
