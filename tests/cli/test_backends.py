@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import blockexport.cli.bench_command
+import blockexport.cli.compare_options
+import blockexport.cli.options  # noqa: F401 - what they offer is listed when they are imported, and not with ECHO
 from blockexport.cli.main import main
 from blockexport.compare.judge import JudgeOptions
 from blockexport.export.bundle.manifest import GRAPHS
@@ -29,6 +32,7 @@ OWN_NAMES = {  # files that spell a backend's name for another thing of that nam
     "export/bundle/trt_library.py": "the two TensorRTs, which the records name",
     "cli/doctor_command.py": "the wheels of ONNX Runtime",
     "export/onnx_export.py": "the same, for the bill of materials",
+    "export/triton_repository.py": "a backend of Triton's",
     "cli/main.py": "a command",
     "cpp_project.py": "the wheels that bring a library",
     "compare/core/context.py": "a label of the progress",

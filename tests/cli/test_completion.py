@@ -38,7 +38,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "offered"),
     [
         ("in", ["inspect"]),
-        ("tr", ["trt"]),
+        ("tr", ["triton", "trt"]),
         ("onnx --max", ["--max-memory", "--max-sequence-length"]),
         ("compare b --no-", ["--no-explain"]),
         ("onnx sm", [*presets("sm"), "small.gguf", "smollm2"]),

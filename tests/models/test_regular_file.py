@@ -28,6 +28,7 @@ OTHER_READERS = {
     "export/output/reservation.py",
     "export/bundle/aoti_machine.py",
     "export/preflight.py",
+    "export/triton_repository.py",
     "cpp_project.py",
     "runtime/tensorrt/trt_decoder.py",
     "runtime/bench/meter.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,8 @@ def test_embeddings_of_a_headless_model(tmp_path: Path, inputs: torch.Tensor, me
 
 def test_no_decoder_goes_around_the_checks() -> None:
     for found in pkgutil.walk_packages(blockexport.runtime.__path__, "blockexport.runtime."):
-        importlib.import_module(found.name)
+        if "ray" not in found.name or find_spec("ray"):  # an extra, which `make test` does without
+            importlib.import_module(found.name)
     checked: list[Callable[..., object]] = [
         Decoder.reset,
         Decoder.forward,

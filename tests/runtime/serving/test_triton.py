@@ -142,7 +142,7 @@ def test_a_seed_and_a_stop_string(server: str) -> None:
     [
         ("Once", {"max_tokens": 9999}, "max_tokens is 9999, and must be 1 to 512"),
         ("Once", {"temperature": 3}, "temperature"),
-        ("Once", {"prompt": "Twice"}, "without messages, prompt, model and stream"),
+        ("Once", {"messages": []}, "without messages, prompt, model and stream"),
         ("word " * 2000, {}, "shorten it"),
     ],
 )
