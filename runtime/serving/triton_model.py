@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import queue
 import threading
 import time
@@ -35,6 +36,7 @@ ROWS, QUEUE, BACKEND = "rows", "queue", "backend"
 """Parameters of `config.pbtxt`."""
 TEXT, PARAMETERS, STREAM, CHAT = "text_input", "sampling_parameters", "stream", "chat"
 OUTPUT, REASON = "text_output", "finish_reason"
+_log = logging.getLogger(__name__)
 _LOOK = 0.05  # seconds between two looks for clients that have left
 
 
@@ -170,6 +172,7 @@ class _Answers:
             of.sender.send(self._response(text, str(end.why)), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _refuse(self, sender: Any, message: str, code: str) -> None:
+        self._live = {one for one in self._live if one.sender is not sender}  # where it was not handed in
         error = self._triton.TritonError(message, getattr(self._triton.TritonError, code))
         response = self._triton.InferenceResponse(output_tensors=[], error=error)
         sender.send(response, flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -192,7 +195,10 @@ class _Answers:
                 work = _nothing
             if work is None:
                 return
-            work()
+            try:
+                work()
+            except Exception:  # one client's response could not be sent: the others' answers go on
+                _log.exception("a response could not be sent")
             if time.monotonic() - looked > _LOOK:
                 for one in self._live:
                     if one.ticket is not None and one.sender.is_cancelled():

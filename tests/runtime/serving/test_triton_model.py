@@ -129,8 +129,16 @@ def test_a_full_queue_and_a_client_that_leaves(model: TritonPythonModel) -> None
     model.execute(requests)
     (refused,) = requests[2].sender.wait()
     assert refused.error.code == Error.UNAVAILABLE and "try again later" in refused.error.message
+    assert len(model._answers._live) == 2, "what was refused is not looked after"
     for request in requests[:2]:
         request.sender.cancelled = True
     for request in requests[:2]:
         assert request.sender.wait()[-1].error.code == Error.CANCELLED
+    assert answered(model, text_input=b"Once", sampling_parameters=parameters())[-1].finish_reason == "length"
+
+
+def test_a_response_that_cannot_be_sent_stops_no_other(model: TritonPythonModel) -> None:
+    broken = Request(text_input=b"Once", sampling_parameters=parameters(), stream=True)
+    broken.sender.ended = True  # so that it takes nothing
+    model.execute([broken])
     assert answered(model, text_input=b"Once", sampling_parameters=parameters())[-1].finish_reason == "length"
