@@ -2,7 +2,8 @@
 #
 #   make demo        SmolLM2-135M-Instruct to a proven ONNX bundle, and a question answered from it
 #   make test        lint, types, import contracts and the tests (under a quarter of an hour on two cores)
-#   make test-full   the same with the long runs that `make test` samples
+#   make test-slow   what takes long and guards what seldom changes, such as sanitizers
+#   make test-full   all of them, with the long runs that `make test` samples
 #   make test-gpu    the tests that need a GPU; fails where there is none. Its last line says what was tested, and on what
 #   make gpu-kit     build/gpu-kit: wheels for a machine with a GPU, PyTorch and no network, and the script that measures there
 #   make lint        ruff, mypy and import-linter alone
@@ -21,7 +22,7 @@ THREADS ?= 1
 FUZZ_SECONDS ?= 60
 DEMO_BUNDLE ?= demo-bundle
 
-.PHONY: demo test test-full test-gpu gpu-kit fuzz lint pytest docs clean
+.PHONY: demo test test-slow test-full test-gpu gpu-kit fuzz lint pytest docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-cpu $(VENV)/.with-smollm2
@@ -36,6 +37,9 @@ test: $(VENV)/.with-test $(VENV)/.with-docs $(VENV)/.with-smollm2
 
 pytest: $(VENV)/.with-test $(VENV)/.with-smollm2
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+test-slow: $(VENV)/.with-test $(VENV)/.with-smollm2
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "slow and not full"
 
 test-full: lint $(VENV)/.with-smollm2 $(VENV)/.with-references $(VENV)/.with-ray $(VENV)/.with-triton
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m ""

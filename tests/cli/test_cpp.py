@@ -20,6 +20,7 @@ def without_python(command: list[str]) -> subprocess.CompletedProcess[str]:
     return cpp_build.attempt(command, clean=True)
 
 
+@pytest.mark.slow
 def test_the_whole_way(judged_smollm2: Path, tmp_path: Path) -> None:
     cpp_build.require_tools()
     headers = cpp_build.onnxruntime_headers()
@@ -45,6 +46,7 @@ def test_the_whole_way(judged_smollm2: Path, tmp_path: Path) -> None:
     assert "no option --seven" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_add_subdirectory_and_fetch_content(tmp_path: Path) -> None:
     """The two other ways into a project: only the parts without a backend are built."""
     cpp_build.require_tools()

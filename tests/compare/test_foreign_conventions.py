@@ -15,14 +15,15 @@ from tests.foreign_files import FAMILIES, ForeignExports, changed, with_names
 
 SHORT = ("-M", "40", "--decode-steps", "6")
 WRONG_SAMPLE = [("theta", "optimum"), ("swapped caches", "genai"), ("swapped layers", "genai")]
-SAMPLE = ("DynamicCache", "optimum, merged", "optimum, two graphs", "--map", "transformers.exporters")
+SAMPLE = ("optimum, merged", "optimum, two graphs", "--map")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("DynamicCache", "transformers.exporters")]
 
 
 def compare(files: list[object], source: Path, *arguments: object) -> int:
     return main(["compare", "--model", str(source), *map(str, [*files, *arguments])])
 
 
-@pytest.mark.parametrize("convention", SAMPLE)
+@pytest.mark.parametrize("convention", [*SAMPLE, *SLOW])
 def test_a_right_file_passes_and_a_wrong_one_fails(
     convention: str, foreign: ForeignExports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ SETTINGS: list[tuple[dict[str, str], int]] = [
 def marked(setting: tuple[dict[str, str], int]) -> object:
     environment, threads = setting
     name = "-".join([*environment.values(), f"{threads}-threads"])
-    return pytest.param(*setting, id=name, marks=() if environment is OLDEST else pytest.mark.full)
+    return pytest.param(*setting, id=name, marks=pytest.mark.slow if environment is OLDEST else pytest.mark.full)
 
 
 @pytest.mark.parametrize(("environment", "threads"), [marked(setting) for setting in SETTINGS])

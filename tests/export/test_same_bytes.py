@@ -32,7 +32,7 @@ def build(folder: Path, *options: str, seed: int, umask: str, threads: int) -> d
     "options",
     [
         pytest.param((), marks=pytest.mark.full),
-        ("--fp16",),
+        pytest.param(("--fp16",), marks=pytest.mark.slow),
         ("--quantize", "int4"),
         pytest.param(("--no-compare", "--quantize", "int4", "--head", "int4"), marks=pytest.mark.full),
     ],

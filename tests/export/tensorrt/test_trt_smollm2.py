@@ -32,7 +32,10 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], P
     return cache(exported)
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, pytest.param(Precision.BF16, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param(Precision.FP16, marks=pytest.mark.slow), pytest.param(Precision.BF16, marks=pytest.mark.full)],
+)
 def test_it_is_built_for_three_generations_within_six_percent_of_its_weights(
     precision: Precision, smollm2: Callable[[Precision], Path]
 ) -> None:

@@ -7,12 +7,16 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import sha256_of
 from tests.runtime.cpp import cpp_build
 from tests.runtime.cpp.cpp_texts import random_texts
 from tests.runtime.cpp.test_cpp import ENGINES
 from tests.support import REPOSITORY
+
+pytestmark = pytest.mark.slow
 
 ADDRESS = "address,undefined"
 PROGRAMS = ("decoder_tool", "selftest", "tokenizer_tool", "core_tests", "fuzz_readers")  # the threads are in the first

@@ -61,10 +61,12 @@ def compare_texts(tool: Path, folder: Path, data: dict[str, Any], count: int, se
         assert found == expected, repr(text)
 
 
+@pytest.mark.slow
 def test_smollm2_on_60000_texts(tool: Path, tmp_path: Path, smollm2: dict[str, Any]) -> None:
     compare_texts(tool, tmp_path, smollm2, 60_000)
 
 
+@pytest.mark.slow
 def test_stories260k_on_60000_texts(tool: Path, tmp_path: Path) -> None:
     compare_texts(tool, tmp_path, stories(), 60_000, seed=1)
 
