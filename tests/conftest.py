@@ -27,6 +27,9 @@ TABLE = "table"
 MACHINE = pytest.StashKey[gpu_run.Machine]()
 HEADLINE = pytest.StashKey[str]()
 
+# What calls the kernels of AOTInductor is compiled for the time of compiling; the kernels as for users.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_lines_of_progress() -> Iterator[None]:
