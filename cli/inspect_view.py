@@ -108,7 +108,8 @@ def options_in_words(config: ModelConfig) -> str:
         plain = "" if scaling is None else " without scaling"
         rope += f", theta {config.sliding_rope_theta:,.0f}{plain} in layers with a window"
     parts = [f"{norm} (eps {config.rms_norm_eps:g})", "learned positions" if config.learned_positions else rope]
-    parts += ["QK-norm"] if config.qk_norm else []
+    late = " after RoPE" if config.qk_norm_after_rope else ""
+    parts += [f"QK-norm{late}"] if config.qk_norm else []
     parts += [f"norms {_PLACEMENTS[config.norm_placement]}"] if config.norm_placement != "pre" else []
     parts += _multipliers(config)
     parts += [] if config.residual == "serial" else ["attention and MLP in parallel"]

@@ -12,6 +12,7 @@ from tests.zoo_edits_attention import (
     heads_viewed,
     merge_viewed,
     qk_norm_after_rope,
+    qk_norm_before_rope,
     qk_norm_by_head,
     qk_norm_dropped,
     scale_missing,
@@ -98,7 +99,7 @@ class Exhibit:
 
 STALE = 14
 PLAIN_YARN = RopeScaling("yarn", factor=8.0, original_max_position_embeddings=16)
-LEARNED = "learned positions"
+LEARNED, LATE = "learned positions", "norms after RoPE"
 OUT_NORM, MLP_NORM = ("attention_out_norm",), ("mlp_out_norm",)
 
 EXHIBITS: list[Exhibit] = [
@@ -145,6 +146,8 @@ EXHIBITS: list[Exhibit] = [
     Exhibit("heads_tiled", heads_tiled, ("attention",)),
     Exhibit("qk_norm_dropped", qk_norm_dropped, ("q_heads",)),
     Exhibit("qk_norm_after_rope", qk_norm_after_rope, ("q_heads",)),
+    Exhibit("qk_norm_dropped", qk_norm_dropped, ("q_norm",), model=LATE),
+    Exhibit("qk_norm_before_rope", qk_norm_before_rope, ("q_rope",), model=LATE),
     Exhibit("qk_norm_by_head", qk_norm_by_head, ("q_heads",), model="norms after"),
     Exhibit("q_proj_bias_dropped", bias_dropped("self_attn.q_proj"), ("q_proj",)),
     Exhibit("k_proj_bias_dropped", bias_dropped("self_attn.k_proj"), ("k_proj",)),
@@ -229,5 +232,6 @@ def models(config: ModelConfig) -> dict[str, ModelConfig]:
         ),
         "parallel": replace(config, **PARALLEL),
         LEARNED: replace(config, learned_positions=True),
+        LATE: replace(config, qk_norm_after_rope=True, rope_scaling=RopeScaling("ntk_alpha", factor=30.0)),
         **{name: replace(config, rope_scaling=s) for name, s in scalings.items()},
     }

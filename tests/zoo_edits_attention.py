@@ -80,6 +80,18 @@ def qk_norm_by_head(bench: Bench) -> None:
             bench.change(node, "Mul", [bench.add("Reshape", normed, bench.constant([0, -1])), gain])
 
 
+def qk_norm_before_rope(bench: Bench) -> None:
+    for suffix, turned in (("q_norm", "rotary_embedding"), ("k_norm", "rotary_embedding_1")):
+        for norm in bench.named(f"self_attn.{suffix}.rms_norm"):
+            layer = str(norm.outputs[0].name).split(".")[2]
+            rotary = bench.node(f"model.layers.{layer}.self_attn.{turned}")
+            heads = bench.node(f"model.layers.{layer}.self_attn.transpose{'_1' * (suffix == 'k_norm')}").outputs[0]
+            epsilon = norm.attributes["epsilon"].as_float()
+            normed = bench.add("RMSNormalization", heads, norm.inputs[1], axis=-1, epsilon=epsilon, stash_type=1)
+            rotary.replace_input_with(0, bench.widened(normed) if bench.is_half else normed)
+            bench.change(norm, "Identity", [norm.inputs[0]])
+
+
 def qk_norm_after_rope(bench: Bench) -> None:
     for suffix, turned in (("q_norm", "rotary_embedding"), ("k_norm", "rotary_embedding_1")):
         for norm in bench.named(f"self_attn.{suffix}.rms_norm"):

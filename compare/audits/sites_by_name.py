@@ -86,6 +86,10 @@ def _sites_of_layer(flow: Dataflow, layer: int) -> dict[str, str]:
     names = {**_NAMES, **{site: _norm(name) for site, name in norms.items() if name}}
     there = {site: first_there(spelled) for site, spelled in names.items()}
     named = {site: values[0] for site, values in there.items() if values}
+    for x in "qk":  # QK-norm before RoPE is a part of how heads are made
+        late = next(iter(first_there(_norm(f"self_attn.{x}_norm"))), None)
+        turned = named.get(f"{x}_rope")
+        named |= {f"{x}_norm": late} if late and turned and _first_input(flow, late) == turned else {}
     found, written = dict[str, str](), dict[str, str]()
     for kind, site, update in (("key", "cache_key", "k_rope"), ("value", "cache_value", "v_heads")):
         present = f"present.{layer}.{kind}"
@@ -93,13 +97,19 @@ def _sites_of_layer(flow: Dataflow, layer: int) -> dict[str, str]:
         # Whatever it is given as: outputs of two layers may have each other's names.
         scatter = flow.flows_into(named.get(f"{kind[0]}_proj", ""), "TensorScatter")
         scatter = scatter or flow.nearest(present, lambda node: node.op_type == "TensorScatter")
-        found |= {} if scatter is None else {update: scatter.input[1]}
+        found |= {} if scatter is None else {_entered(flow, scatter.input[1], update): scatter.input[1]}
         written[kind] = present if scatter is None else scatter.output[0]
     attention = flow.flows_into(written["key"], "Attention")
     if attention is not None:
         found["attention"] = attention.output[0]
         found |= {site: attention.input[at] for site, at in (("query", 0), ("mask", 3)) if at < len(attention.input)}
     return {site: value for site, value in {**found, **named}.items() if value}
+
+
+def _entered(flow: Dataflow, value: str, site: str) -> str:
+    """The site of what is written into a cache: keys may be normed after RoPE."""
+    node = flow.maker.get(value)
+    return "k_norm" if site == "k_rope" and node is not None and node.op_type.endswith("Normalization") else site
 
 
 def _side_by_side(flow: Dataflow, graph: ir.Graph, layer: int, sites: dict[str, str], found: SiteMap) -> None:

@@ -107,6 +107,7 @@ _TITLES = {
     "heads_tiled": "K/V heads tiled",
     "qk_norm_dropped": "no QK-norm",
     "qk_norm_after_rope": "QK-norm after RoPE",
+    "qk_norm_before_rope": "QK-norm before RoPE",
     "qk_norm_by_head": "QK-norm of each head by itself",
     "norm_half": "norm statistics in half precision",
     "norm_mean_kept": "mean kept in LayerNorm",

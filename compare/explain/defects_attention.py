@@ -38,14 +38,21 @@ def attention_defects(config: ModelConfig) -> list[Defect]:
         cause = "K/V heads are tiled (0, 1, 0, 1) instead of repeated (0, 0, 1, 1) for the query heads"
         found.append(Defect("heads_tiled", cause, block_with(attention=_Tiled)))
     if config.qk_norm:
-        late, by_head = "QK-norm comes after RoPE instead of before it", "QK-norm takes each head by itself"
-        found += [
-            Defect("qk_norm_dropped", "QK-norm is dropped", edit=_drop_qk_norm),
-            Defect("qk_norm_after_rope", late, block_with(attention=_LateNorm))
-            if config.qk_norm_over == "head"
-            else Defect("qk_norm_by_head", f"{by_head} instead of the whole projection", block_with(attention=_ByHead)),
-        ]
+        found += [Defect("qk_norm_dropped", "QK-norm is dropped", edit=_drop_qk_norm), _qk_norm_defect(config)]
     return found + _bias_defects(config)
+
+
+def _qk_norm_defect(config: ModelConfig) -> Defect:
+    if config.qk_norm_over == "projection":
+        by_head = "QK-norm takes each head by itself instead of the whole projection"
+        return Defect("qk_norm_by_head", by_head, block_with(attention=_ByHead))
+    if config.qk_norm_after_rope:
+        return Defect("qk_norm_before_rope", "QK-norm comes before RoPE instead of after it", edit=_norm_elsewhere)
+    return Defect("qk_norm_after_rope", "QK-norm comes after RoPE instead of before it", edit=_norm_elsewhere)
+
+
+def _norm_elsewhere(block: Block) -> None:
+    block.self_attn.norm_late = not block.self_attn.norm_late
 
 
 def _scale_defects(config: ModelConfig) -> list[Defect]:
@@ -136,6 +143,7 @@ def _scaled(power: int, times: float = 1.0) -> Callable[[Block], None]:
 class _Viewed(Attention):
     def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
         batch, length = position_ids_BS.shape
+        norm = None if self.norm_late else norm
         if norm is not None and self.norm_over == "projection":
             x_TE, norm = norm(x_TE), None
         x_BNSH = x_TE.view(batch, heads, length, self.head_dim)
@@ -151,19 +159,6 @@ class _ByHead(Attention):
         assert norm.weight is not None
         gained_TE = (x_TNH / root_TN1).reshape(x_TE.shape) * norm.weight
         return super().split(gained_TE, heads, None, position_ids_BS)
-
-
-class _LateNorm(Attention):
-    def project(
-        self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        q_norm, k_norm = self.q_norm, self.k_norm
-        assert q_norm is not None and k_norm is not None
-        q_BNSH = self.split(self.q_proj(x_TD), self.heads, None, position_ids_BS)
-        k_BKSH = self.split(self.k_proj(x_TD), self.key_value_heads, None, position_ids_BS)
-        v_BKSH = self.split(self.v_proj(x_TD), self.key_value_heads, None, position_ids_BS)
-        q_BNSH = q_norm(self.turn(q_BNSH, position_ids_BS, cos, sin))
-        return q_BNSH * self.query_scale, k_norm(self.turn(k_BKSH, position_ids_BS, cos, sin)), v_BKSH
 
 
 class _MergeViewed(Attention):

@@ -48,13 +48,11 @@ def norm_defects(config: ModelConfig) -> list[Defect]:
     return found
 
 
-QK_NORMS = {"q_heads": "self_attn.q_norm", "k_heads": "self_attn.k_norm"}
-
-
 def site_norms(config: ModelConfig) -> dict[str, str]:
     """Sites of a layer that are the output of a norm, and that norm in the block."""
     found = {site: config.layer_norms[place] for site, place in NORMS_AT.items() if place in config.layer_norms}
-    return found | (QK_NORMS if config.qk_norm else {})
+    kind = "norm" if config.qk_norm_after_rope else "heads"
+    return found | ({f"{x}_{kind}": f"self_attn.{x}_norm" for x in "qk"} if config.qk_norm else {})
 
 
 def one_norm_defects(config: ModelConfig, site: str | None) -> list[Defect]:

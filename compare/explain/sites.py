@@ -18,11 +18,13 @@ LABELS = {
     "q_proj": "q projection",
     "k_proj": "k projection",
     "v_proj": "v projection",
-    "q_heads": "q as heads (after QK-norm where there is one)",
-    "k_heads": "k as heads (after QK-norm where there is one)",
+    "q_heads": "q as heads (after QK-norm where it comes before RoPE)",
+    "k_heads": "k as heads (after QK-norm where it comes before RoPE)",
     "v_heads": "v as heads",
     "q_rope": "q after RoPE",
     "k_rope": "k after RoPE",
+    "q_norm": "q after QK-norm that follows RoPE",
+    "k_norm": "k after QK-norm that follows RoPE",
     "query": "q scaled",
     "cache_key": "cache write of the keys",
     "cache_value": "cache write of the values",
@@ -46,6 +48,7 @@ LABELS = {
 
 MADE_FROM = {
     "query": "q_rope",
+    "q_norm": "q_rope",
     "q_rope": "q_heads",
     "attention": "mask",
     "attention_residual": "attention_out_norm",
@@ -63,6 +66,7 @@ def layer_sites(config: ModelConfig) -> list[str]:
     """Those that a model's layers have: all, but for norms where it has none."""
     absent = [site for site, place in NORMS_AT.items() if place not in config.layer_norms]
     absent += [] if config.gated_mlp else ["gate_proj"]
+    absent += [] if config.qk_norm_after_rope else ["q_norm", "k_norm"]
     return [site for site in LAYER_SITES if site not in absent]
 
 
@@ -71,17 +75,20 @@ def eager_sites(
 ) -> dict[str, torch.Tensor]:
     """The value at each site of a layer: `Block.forward`, step by step."""
     attention, positions = block.self_attn, step.position_ids_BS
+    norms = (attention.q_norm, attention.k_norm)
     entering_TD = block.normed("attention_in", x_TD)
     sites = {"input_layernorm": entering_TD}
     for name, linear in (("q_proj", attention.q_proj), ("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
         sites[name] = linear(entering_TD)
-    sites["q_heads"] = attention.split(sites["q_proj"], attention.heads, attention.q_norm, positions)
-    sites["k_heads"] = attention.split(sites["k_proj"], attention.key_value_heads, attention.k_norm, positions)
+    sites["q_heads"] = attention.split(sites["q_proj"], attention.heads, norms[0], positions)
+    sites["k_heads"] = attention.split(sites["k_proj"], attention.key_value_heads, norms[1], positions)
     sites["v_heads"] = attention.split(sites["v_proj"], attention.key_value_heads, None, positions)
     sites["q_rope"] = attention.turn(sites["q_heads"], positions, step.cos, step.sin)
     sites["k_rope"] = attention.turn(sites["k_heads"], positions, step.cos, step.sin)
-    sites["query"] = sites["q_rope"] * attention.query_scale
-    sites["cache_key"] = attention.write(past_key_BKMH, sites["k_rope"], step)
+    query, key = (attention.normed_late(sites[f"{x}_rope"], norm) for x, norm in zip("qk", norms, strict=True))
+    sites |= {"q_norm": query, "k_norm": key} if attention.norm_late else {}
+    sites["query"] = query * attention.query_scale
+    sites["cache_key"] = attention.write(past_key_BKMH, key, step)
     sites["cache_value"] = attention.write(past_value_BKMH, sites["v_heads"], step)
     sites["mask"] = step.mask_B1SM
     merged_TE = attention.attend(sites["query"], sites["cache_key"], sites["cache_value"], step.mask_B1SM)

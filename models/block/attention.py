@@ -67,7 +67,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.o_proj = Linear(self.heads * head_dim, hidden, bias=config.o_bias)
         self.query_scale, self.softcap = config.score_scale, config.attn_logit_softcapping
-        self.norm_over = config.qk_norm_over
+        self.norm_over, self.norm_late = config.qk_norm_over, config.qk_norm_after_rope
         queries, keys = config.qk_norm_sizes
         self.q_norm = Norm(config, queries) if config.qk_norm else None
         self.k_norm = Norm(config, keys) if config.qk_norm else None
@@ -75,7 +75,7 @@ class Attention(nn.Module):
     def project(
         self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [B, N, S, H], k and v [B, K, S, H] of the new tokens, q and k normed and turned, q scaled.
+        """q [B, N, S, H], k and v [B, K, S, H] of the new tokens, q and k normed and turned in either order, q scaled.
 
         The scale goes onto q here, before the cache is touched: TensorRT's parser would otherwise multiply q and the
         whole cached K by a half-precision square root of it.
@@ -83,14 +83,15 @@ class Attention(nn.Module):
         q_BNSH = self.split(self.q_proj(x_TD), self.heads, self.q_norm, position_ids_BS)
         k_BKSH = self.split(self.k_proj(x_TD), self.key_value_heads, self.k_norm, position_ids_BS)
         v_BKSH = self.split(self.v_proj(x_TD), self.key_value_heads, None, position_ids_BS)
-        q_BNSH = self.turn(q_BNSH, position_ids_BS, cos, sin)
-        k_BKSH = self.turn(k_BKSH, position_ids_BS, cos, sin)
+        q_BNSH = self.normed_late(self.turn(q_BNSH, position_ids_BS, cos, sin), self.q_norm)
+        k_BKSH = self.normed_late(self.turn(k_BKSH, position_ids_BS, cos, sin), self.k_norm)
         return q_BNSH * self.query_scale, k_BKSH, v_BKSH
 
     def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """A projection [T, heads * H] as [B, heads, S, H], normed on the way where there is a norm: each head by itself
-        (Henry et al. 2020, https://arxiv.org/abs/2010.04245), or the projection as a whole (OLMo 2)."""
+        """A projection [T, heads * H] as [B, heads, S, H], normed on the way where a norm is to come before RoPE: each
+        head by itself (Henry et al. 2020, https://arxiv.org/abs/2010.04245), or the projection as a whole (OLMo 2)."""
         batch, length = position_ids_BS.shape
+        norm = None if self.norm_late else norm
         if norm is not None and self.norm_over == "projection":
             x_TE, norm = norm(x_TE), None
         # View to (B, S, heads, H) and only then transpose: a direct view to (B, heads, S, H) has the right shape
@@ -103,6 +104,10 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Heads [B, heads, S, H] turned, in a layer with RoPE."""
         return self.rotate(x_BNSH, position_ids_BS, cos, sin) if self.has_rope else x_BNSH
+
+    def normed_late(self, x_BNSH: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """Heads [B, heads, S, H] that were turned, each normed by itself where the norm comes after RoPE."""
+        return norm(x_BNSH) if norm is not None and self.norm_late else x_BNSH
 
     def rotate(
         self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor

@@ -23,13 +23,15 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     Computed in float32 in the order transformers does it: a float64 table would be more exact and differ from what
     the model was trained and is served with.
     """
+    scaling, theta = config.rope_scaling, config.rope_theta
+    if scaling is not None and scaling.rope_type == "ntk_alpha":
+        theta, scaling = theta * scaling.factor ** (config.turned_dims / (config.turned_dims - 2)), None
     exponents = torch.arange(0, config.turned_dims, 2, dtype=torch.int64).to(torch.float32) / config.turned_dims
-    inv_freq = 1.0 / (config.rope_theta**exponents)
-    scaling = config.rope_scaling
+    inv_freq = 1.0 / (theta**exponents)
     if scaling is not None and scaling.rope_type == "yarn":
         return _yarn(config, scaling)
     if scaling is not None and scaling.rope_type == "longrope":
-        return 1.0 / (torch.tensor(scaling.freq_factors, dtype=torch.float32) * config.rope_theta**exponents)
+        return 1.0 / (torch.tensor(scaling.freq_factors, dtype=torch.float32) * theta**exponents)
     return inv_freq if scaling is None else _scaled(inv_freq, scaling)
 
 

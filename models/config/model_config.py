@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 LayerType = Literal["full_attention", "sliding_attention"]
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 NormType = Literal["rms_norm", "layer_norm"]
-RopeType = Literal["linear", "llama3", "yarn", "freq_factors", "longrope", "dynamic"]
+RopeType = Literal["linear", "llama3", "yarn", "freq_factors", "longrope", "dynamic", "ntk_alpha"]
 HiddenAct = Literal["silu", "gelu", "gelu_pytorch_tanh", "relu2"]
 Residual = Literal["serial", "parallel", "parallel_one_norm"]
 NormPlacement = Literal["pre", "post", "both"]
@@ -38,6 +38,7 @@ class RopeScaling:
     `linear` divides every frequency by `factor`; `llama3` divides only the long wavelengths, with a smooth ramp;
     `yarn` divides those that turn slowly, with a ramp from `beta_fast` to `beta_slow` turns over the old context, and
     multiplies cosines and sines by `attention_factor`;
+    `ntk_alpha` multiplies the base by `factor`^(R / (R - 2)), R being how many of a head's dimensions are turned;
     `freq_factors` divides frequency i by `freq_factors[i]` (a GGUF file's way to store llama3 scaling);
     `longrope` does so up to the old context, and multiplies as `yarn` does (Ding et al. 2024, LongRoPE,
     https://arxiv.org/abs/2402.13753); `dynamic` changes nothing up to the model's own range. What these two do
@@ -85,8 +86,9 @@ class ModelConfig:
     qkv_bias: bool = False  # biases of q_proj, k_proj and v_proj
     o_bias: bool = False  # bias of o_proj
     mlp_bias: bool = False  # biases of gate_proj, up_proj and down_proj
-    qk_norm: bool = False  # norm of queries and keys, before RoPE
+    qk_norm: bool = False  # norm of queries and keys
     qk_norm_over: Literal["head", "projection"] = "head"  # what QK-norm takes its mean over: H, or N * H and K * H
+    qk_norm_after_rope: bool = False  # QK-norm takes what RoPE has turned, and not what it is to turn
     query_scale: float | None = None  # what queries are multiplied by; None is 1 / sqrt(H)
     attn_logit_softcapping: float | None = None  # the cap on attention's scores
     embedding_multiplier: float = 1.0

@@ -93,7 +93,7 @@ class Family:
         bias_default: their value where a config does not.
         qkv_bias: q, k and v always have biases, where no key says so.
         every_bias: so do o and the MLP.
-        qk_norm: query and key heads are normed before RoPE.
+        qk_norm: query and key heads are normed.
         fused: projections that a checkpoint has stacked in one matrix, and their parts in order.
         fused_by_head: and their rows follow each other head by head.
         inputs_first: the matrices of a layer lie [in, out] (`Conv1D`).
@@ -106,6 +106,7 @@ class Family:
         learned_positions: a learned vector for each position is added to the embedding, and there is no RoPE.
         original_max_position_embeddings: the length before scaling where a config has no such key; None: what its
             scaling says.
+        rope_keys: what its RoPE may have beside the keys of its type.
         partial_rotary_factor: the share of a head that RoPE turns where no key says it; None: there is no such key.
         completed: the config with the options that its family and its other fields decide.
         ignored: keys without a meaning in this family alone, each with the reason.
@@ -147,6 +148,7 @@ class Family:
     other_keys: Mapping[str, str] = field(default_factory=dict)
     learned_positions: bool = False
     original_max_position_embeddings: int | None = None
+    rope_keys: frozenset[str] = frozenset()
     partial_rotary_factor: float | None = None
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}

@@ -79,6 +79,8 @@ def _stated(config: ModelConfig, family: Family) -> dict[str, Any] | None:
 def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
+    if scaling.rope_type == "ntk_alpha":
+        return {"rope_type": "dynamic", "alpha": scaling.factor}
     said = asdict(scaling)
     return {name: said[name] for name in ("rope_type", "factor", *_SCALING_KEYS.get(scaling.rope_type, ()))}
 

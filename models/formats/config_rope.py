@@ -39,7 +39,11 @@ def read_rope(fields: RawFields, max_position: int, family: Family, head_dim: in
     if family.sliding_rope_theta is None:
         default = family.partial_rotary_factor
         original = family.original_max_position_embeddings
-        theta, scaling, factor = rope_from_hf(fields, max_position, family.rope_theta, default, original)
+        theta, scaling, factor = rope_from_hf(
+            fields, max_position, family.rope_theta, default, original, family.rope_keys
+        )
+        if scaling is not None and scaling.rope_type == "ntk_alpha" and head_dim == 2:
+            raise fields.error("head_dim is 2, and RoPE's alpha is raised to head_dim / (head_dim - 2)")
         return Rope(theta, scaling, rotary_dim=_rotary_dim(fields, head_dim, factor))
     return _rope_by_layer_type(fields, max_position, family, family.sliding_rope_theta)
 
@@ -82,6 +86,7 @@ def rope_from_hf(
     default_theta: float,
     default_factor: float | None = None,
     default_original: int | None = None,
+    more: frozenset[str] = frozenset(),
 ) -> tuple[float, RopeScaling | None, float]:
     """RoPE's base, how the frequencies are stretched, and the share of a head that is turned.
 
@@ -91,6 +96,7 @@ def rope_from_hf(
         default_theta: the base where no key says it.
         default_factor: `partial_rotary_factor` where no key says it; None: the family turns whole heads.
         default_original: the length before scaling where no key beside the scaling says it.
+        more: keys that the family has in there beside those of the type.
 
     Raises:
         UsageError: an unknown RoPE type, or keys that disagree.
@@ -106,7 +112,8 @@ def rope_from_hf(
         if not isinstance(value, Mapping):
             raise fields.error(f"{key} is {shown(value)}; it must be an object or null")
         _refuse_per_layer_type(fields, key, value)
-        theta, scaling, factor = _parse(fields, key, value, outer_original, max_position, default_factor is not None)
+        partial = default_factor is not None
+        theta, scaling, factor = _parse(fields, key, value, outer_original, max_position, partial, more)
         scalings.append(scaling)
         thetas += [] if theta is None else [(f"{key}.rope_theta", theta)]
         factors += [] if factor is None else [(f"{key}.partial_rotary_factor", factor)]
@@ -145,7 +152,13 @@ def _refuse_per_layer_type(fields: RawFields, key: str, value: Mapping[str, Any]
 
 
 def _parse(
-    fields: RawFields, key: str, value: Mapping[str, Any], outer: int | None, max_position: int, partial: bool
+    fields: RawFields,
+    key: str,
+    value: Mapping[str, Any],
+    outer: int | None,
+    max_position: int,
+    partial: bool,
+    more: frozenset[str] = frozenset(),
 ) -> tuple[float | None, RopeScaling | None, float | None]:
     """The base of the frequencies (None: not stated here), how they are stretched (None: not at all), and the share of
     a head that is turned (None: not stated here, or the family turns whole heads)."""
@@ -158,7 +171,11 @@ def _parse(
     elif inner.has(name):
         factor = inner.number(name)
     scaling: RopeScaling | None = None
-    if rope_type == "linear":
+    inner.used |= {f"{key}.{name}" for name in more}
+    if rope_type == "dynamic" and "alpha" in more and inner.data.get(f"{key}.alpha"):
+        scaling = RopeScaling("ntk_alpha", factor=inner.number(f"{key}.alpha"))
+        inner.only(f"{key}.factor", (1, 1.0), "alpha takes its place")
+    elif rope_type == "linear":
         scaling = RopeScaling("linear", factor=inner.number(f"{key}.factor"))
         inner.get(f"{key}.original_max_position_embeddings")  # linear scaling treats every position alike
     elif rope_type == "llama3":

@@ -56,12 +56,12 @@ def test_a_sound_file_has_nothing_to_locate(bundles: dict[str, Path], name: str)
     assert search.location is None and search.reproduced and search.confined is None
     assert search.mapping == (0, 1, 2)
     seen = {row.site for row in search.rows if not row.absent}
-    absent = {"attention_out_norm", "mlp_out_norm", *(["embedding"] if name == "headless" else [])}
+    absent = {"attention_out_norm", "mlp_out_norm", "q_norm", "k_norm", *(["embedding"] if name == "headless" else [])}
     assert seen == set(LABELS) - absent
     assert {row.call.start for row in search.rows} == {call.start for call in CALLS}
 
 
-@pytest.mark.parametrize("model", ["everything", "norms after", "scaled"])
+@pytest.mark.parametrize("model", ["everything", "norms after", "scaled", "norms after RoPE"])
 def test_sites_are_the_block_step_by_step(model: str) -> None:
     config = models(EVERYTHING)[model]
     block = make_block(gainful(config), 1, torch.float32)
