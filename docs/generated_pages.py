@@ -134,6 +134,8 @@ def families_page() -> str:
             "above) is exported with `--text-only`, without the tensors of the other parts.",
             "- MiniCPM's code comes with its files and is not in transformers: it is held against llama.cpp, and "
             "transformers' Granite with its multipliers. Sparse attention (MiniCPM 4.1) is refused by name.",
+            "- Hunyuan's RoPE of type dynamic has an `alpha`, one larger base for every position: exported at any "
+            "length.",
             "- GPT-2's positions are learned, each a row of a table: there is no slot beyond the last of them, with "
             "`--beyond-trained-range` or without.",
             "- A GGUF file with a sliding window is refused in architectures whose window llama.cpp does not read.",

@@ -63,6 +63,11 @@ def _minicpm(chance: random.Random, layers: int) -> Options:
     return {**_granite(chance, layers), "mlp_bias": False}
 
 
+def _hunyuan(chance: random.Random, layers: int) -> Options:
+    scaling = chance.choice((None, RopeScaling("ntk_alpha", factor=30.0)))
+    return {"qk_norm": True, "rope_scaling": scaling, **_biases(chance)}
+
+
 def _olmo2(chance: random.Random, layers: int) -> Options:
     return {"qk_norm": True, **_biases(chance)}
 
@@ -150,6 +155,7 @@ OPTIONS: dict[str, Callable[[random.Random, int], Options]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "granite": _granite,
+    "hunyuan_v1_dense": _hunyuan,
     "minicpm": _minicpm,
     "ministral": _windows,
     "nemotron": _nemotron,

@@ -211,6 +211,10 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "granite4": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, position_embedding_type="rope"),
     "granite4-no-positions": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, attention_bias=True),
     "helium": lambda: transformers.HeliumConfig(**{**_SIZES, "hidden_size": 96}, pad_token_id=None),
+    "hunyuan": lambda: transformers.HunYuanDenseV1Config(**_SIZES, attention_bias=True),
+    "hunyuan-alpha": lambda: transformers.HunYuanDenseV1Config(
+        **_SIZES, rope_parameters={"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 5000.0}
+    ),
     "hyperclovax": lambda: transformers.HyperCLOVAXConfig(
         **_DERIVED, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.0625, logits_scaling=1.5
     ),

@@ -20,6 +20,7 @@ from blockexport.models.families.gpt_neox import GPT_NEOX
 from blockexport.models.families.granite import GRANITE
 from blockexport.models.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from blockexport.models.families.helium import HELIUM
+from blockexport.models.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
 from blockexport.models.families.hyperclovax import HYPERCLOVAX
 from blockexport.models.families.internlm3 import INTERNLM3
 from blockexport.models.families.iquestcoder import IQUEST_CODER
@@ -60,6 +61,7 @@ _ALL = (
     GRANITE,
     GRANITE_MOE_HYBRID,
     HELIUM,
+    HUNYUAN_V1_DENSE,
     HYPERCLOVAX,
     INTERNLM3,
     IQUEST_CODER,

@@ -19,7 +19,8 @@ from tests.zoo_edits_position import rope_everywhere, rope_missing
 from tests.zoo_judge import Record, build_cage, judge_exhibit
 
 MORE = (
-    "arcee cwm exaone exaone4-full glm glm4 granite4 helium hyperclovax internlm3 iquestcoder jais2 minicpm vaultgemma"
+    "arcee cwm exaone exaone4-full glm glm4 granite4 helium hunyuan-alpha hyperclovax internlm3 iquestcoder jais2 "
+    "minicpm vaultgemma"
 )
 """Families whose options others have too, in other combinations."""
 

@@ -142,6 +142,7 @@ def test_the_newer_models_have_every_option() -> None:
         "norm_placement",
         "norm_gain_offset",
         "qk_norm_over",
+        "qk_norm_after_rope",
         "hidden_act",
         "query_scale",
         "sliding_rope_theta",

@@ -66,6 +66,13 @@ def test_stories_is_built_audited_and_built_again(precision: Precision, stories:
 LAYER_NORM = {"norm": "layer_norm", "qk_norm": False, "sliding_window": None}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3 with QK-norm": {"model_type": "qwen3", "qk_norm": True, "qkv_bias": False, "sliding_window": None},
+    "QK-norm after RoPE": {
+        "model_type": "hunyuan_v1_dense",
+        "qk_norm_after_rope": True,
+        "qkv_bias": False,
+        "rope_scaling": RopeScaling("ntk_alpha", factor=30.0),
+        "sliding_window": None,
+    },
     "qwen2 with biases": {"model_type": "qwen2", "qk_norm": False, "qkv_bias": True, "sliding_window": None},
     "mistral with a window": {"model_type": "mistral", "qk_norm": False, "qkv_bias": False},
     "stablelm in parallel": {**LAYER_NORM, "norm_bias": True, "rotary_dim": 16, "residual": "parallel_one_norm"},

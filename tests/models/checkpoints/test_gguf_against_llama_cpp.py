@@ -117,7 +117,7 @@ OF_LLAMAS = (
     "seed_oss",
     "smollm3",
 )
-WINDOWLESS = (*OF_LLAMAS, "chatglm", "exaone4", "gemma", "glm4", "olmo2", *WITH_LAYER_NORM)
+WINDOWLESS = (*OF_LLAMAS, "chatglm", "exaone4", "gemma", "glm4", "hunyuan-dense", "olmo2", *WITH_LAYER_NORM)
 EVERY = (*WINDOWLESS, "cohere2", "gemma2", "gemma3")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
@@ -163,7 +163,14 @@ _NEOX: dict[str, Any] = {
     "hidden_act": "gelu_pytorch_tanh",
 }
 
-FAMILY_OF = {"phi2": "phi", "gptneox": "gpt_neox", "command-r": "cohere", "gemma3": "gemma3_text", "chatglm": "glm"}
+FAMILY_OF = {
+    "phi2": "phi",
+    "gptneox": "gpt_neox",
+    "command-r": "cohere",
+    "gemma3": "gemma3_text",
+    "chatglm": "glm",
+    "hunyuan-dense": "hunyuan_v1_dense",
+}
 
 
 def config_of(arch: str) -> ModelConfig:
@@ -196,6 +203,7 @@ def config_of(arch: str) -> ModelConfig:
             "layers_without_rope": (3,),
         },
         "exaone4": {"qk_norm": True},
+        "hunyuan-dense": {"qk_norm": True},
         "exaone4, windows": {
             "qk_norm": True,
             "num_hidden_layers": 64,

@@ -61,6 +61,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
     "gemma-3-270m": (_config("gemma3_text", _HEADS, 262_144, 640, 2048, 18, 4, 1, 256), 268_098_176),
     "gemma-3-1b": (_config("gemma3_text", _HEADS, 262_144, 1152, 6912, 26, 4, 1, 256), 999_885_952),
     "granite-3.3-2b": (_config("granite", _GROUPED, 49_159, 2048, 8192, 40, 32, 8, **_GRANITE), 2_533_539_840),
+    "Hunyuan-7B": (_config("hunyuan_v1_dense", _HEADS, 128_167, 4096, 14_336, 32, 32, 8, 128, **_TIED), 7_504_568_320),
     "glm-4-9b-chat": (_config("glm", _GROUPED, 151_552, 4096, 13_696, 40, 32, 2), 9_399_951_360),
     "GLM-4-9B-0414": (_config("glm4", _GROUPED, 151_552, 4096, 13_696, 40, 32, 2), 9_400_279_040),
     "Phi-3-mini-4k": (_config("phi3", _GROUPED, 32_064, 3072, 8192, 32, 32, 32, sliding_window=2047), 3_821_079_552),

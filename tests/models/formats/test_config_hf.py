@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.nemotron.modeling_nemotron import NemotronRotaryEmbedding
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
@@ -43,6 +44,7 @@ CLASSES: dict[str, Any] = {
     "gemma2": partial(transformers.Gemma2Config, pad_token_id=None),
     "gemma3_text": partial(transformers.Gemma3TextConfig, pad_token_id=None),
     "granite": transformers.GraniteConfig,
+    "hunyuan_v1_dense": transformers.HunYuanDenseV1Config,
     "olmo2": partial(transformers.Olmo2Config, pad_token_id=None),
     "ministral": transformers.MinistralConfig,
     "olmo3": partial(transformers.Olmo3Config, pad_token_id=None),
@@ -55,7 +57,11 @@ CLASSES: dict[str, Any] = {
     "nemotron": transformers.NemotronConfig,
     "olmo": partial(transformers.OlmoConfig, pad_token_id=None),
 }
-ROTATIONS: dict[str, Any] = {"nemotron": NemotronRotaryEmbedding, "stablelm": StableLmRotaryEmbedding}
+ROTATIONS: dict[str, Any] = {
+    "hunyuan_v1_dense": HunYuanDenseV1RotaryEmbedding,
+    "nemotron": NemotronRotaryEmbedding,
+    "stablelm": StableLmRotaryEmbedding,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -63,6 +69,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+ALPHA = {"type": "dynamic", "alpha": 30.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
@@ -107,6 +114,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("phi3", {"sliding_window": 17, "original_max_position_embeddings": 64}),
     ("seed_oss", {"num_key_value_heads": 2}),
     ("seed_oss", {"num_key_value_heads": 2, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+    ("hunyuan_v1_dense", {"head_dim": 12}),
+    ("hunyuan_v1_dense", {"head_dim": 12, "rope_scaling": ALPHA, "rope_theta": 5000.0, "attention_bias": True}),
     ("granite", {}),
     (
         "granite",
@@ -301,6 +310,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "dim_model_base": 256,
         "scale_depth": 1.4,
     },
+    "Hunyuan-7B-Instruct": {
+        "model_type": "hunyuan_v1_dense",
+        "attention_head_dim": 8,
+        "head_dim": 8,
+        "cla_share_factor": 2,
+        "eod_token_id": 127967,
+        "norm_type": "rms",
+        "use_cla": False,
+        "use_qk_norm": True,
+        "use_rotary_pos_emb": True,
+        "rope_scaling": {**ALPHA, "beta_slow": 1, "mscale_all_dim": 0.0},
+    },
     "TinyLlama-1.1B-Chat": {"model_type": "llama", "_flash_attn_2_enabled": True, "max_length": 2048},
 }
 
@@ -349,6 +370,11 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("gemma3_text", {"rope_parameters": {"sliding_attention": LINEAR}}, ["sliding_attention is scaled"]),
     ("phi3", {"rope_scaling": {"type": "longrope"}}, ["short_factor"]),
     ("minicpm", {"scale_depth": 0}, ["scale_depth is 0"]),
+    ("hunyuan_v1_dense", {"use_qk_norm": False}, ["use_qk_norm is false, and only true"]),
+    ("hunyuan_v1_dense", {"attention_head_dim": 10, "head_dim": 8}, ["attention_head_dim is 10, and only 8"]),
+    ("hunyuan_v1_dense", {"rope_scaling": {**ALPHA, "factor": 2.0}}, ["rope_scaling.factor is 2.0", "alpha"]),
+    ("hunyuan_v1_dense", {"rope_scaling": ALPHA, "head_dim": 2}, ["head_dim is 2", "alpha"]),
+    ("llama", {"rope_scaling": ALPHA}, ["rope_scaling.alpha", "means nothing to RoPE of type 'dynamic'"]),
     ("minicpm", {"sparse_config": {"kernel_size": 32}}, ["sparse_config"]),
     ("minicpm", {"head_dim": 10}, ["head_dim"]),
     ("granite", {"residual_multiplier": 0}, ["residual_multiplier is 0"]),
