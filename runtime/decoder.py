@@ -10,6 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,9 @@ from blockexport.models.interface import Interface
 from blockexport.models.wording import plural
 from blockexport.runtime.compute_device import CPU, ComputeDevice
 from blockexport.runtime.decoder_inputs import check_rows, checked_inputs, checked_lengths, checked_positions
+
+if TYPE_CHECKING:
+    from blockexport.runtime.onnx_placement import Placement
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,11 @@ class Decoder(ABC):
         for layer in range(self.config.num_hidden_layers):
             for tensor_BKMH in self.held(layer):
                 tensor_BKMH[row].zero_()
+
+    def placement(self) -> Placement | None:
+        """Where the nodes of a graph run that runs on a GPU, after calls that empty the cache; None where nothing
+        tells."""
+        return None
 
     def make_room(self, slots: int) -> None:  # noqa: B027  (most caches have nothing to do)
         """Have memory for at least `slots` slots of each row, at most M. What is in those that there are stays, and new

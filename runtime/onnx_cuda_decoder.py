@@ -15,6 +15,7 @@ import torch
 
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
+from blockexport.runtime import onnx_placement
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.onnx_decoder import OnnxDecoder, failed_node
@@ -43,6 +44,24 @@ class CudaOnnxDecoder(OnnxDecoder):
     def __init__(self, wanted: Opening) -> None:
         self._caches, self._steps, self._graphs = {}, {}, count(1)
         super().__init__(wanted)
+
+    def placement(self) -> onnx_placement.Placement | None:
+        """See `Decoder.placement`."""
+
+        def run(tokens: int) -> None:
+            positions_BS = torch.arange(tokens)[None]
+            ids = torch.zeros(1, tokens, *([self.config.hidden_size] if self.headless else []))
+            call = self._bound(ids.shape, positions_BS, NO_GRAPH)  # a graph that is launched logs nothing
+            call.given.zero_()
+            call.positions.copy_(positions_BS)
+            self._session.run_with_iobinding(call.binding, run_options({GRAPH_ID: NO_GRAPH}))
+
+        self.reset()
+        prompt = min(2, self.max_sequence_length)
+        try:
+            return onnx_placement.placement(self._session, {"a prompt": lambda: run(prompt), "a step": lambda: run(1)})
+        finally:
+            self.reset()
 
     def _allocate(self, batch_size: int) -> None:
         if any(rows != batch_size for rows, _ in self._caches):

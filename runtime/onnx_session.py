@@ -152,6 +152,7 @@ def open_cuda_session(
     """
     if (reason := cuda_missing()) is not None:
         raise UsageError(f"ONNX Runtime {ort.__version__} does not run on {device}: {reason}")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `onnx_placement.py`
     chosen = {"device_id": str(device.index), "use_tf32": "0"}
     for records in (True, False):
         providers = [(CUDA_PROVIDER, {**chosen, "enable_cuda_graph": str(int(records))})]

@@ -14,9 +14,19 @@ from pathlib import Path
 
 import torch
 
+from blockexport.models.checkpoints.checkpoint import Checkpoint
+from tests.exported import random_model
+
+
+def stub_model() -> Checkpoint:
+    """What is run there: heads that Flash takes, and no window."""
+    return random_model(head_dim=16, sliding_window=None, layer_types=())
+
 
 def main(bundle: Path, backend: str) -> None:
-    """A prompt, steps over two growths, another prompt, and other rows."""
+    """A prompt, steps over two growths, another prompt, and other rows; then what `compare` says of the placement."""
+    from blockexport.compare.judge import JudgeOptions
+    from blockexport.compare.judged_bundle import judge_bundle
     from blockexport.runtime import onnx_decoder
     from blockexport.runtime.compute_device import ComputeDevice
     from blockexport.runtime.onnx_cuda_decoder import CudaOnnxDecoder
@@ -44,6 +54,11 @@ def main(bundle: Path, backend: str) -> None:
     assert isinstance(decoder, CudaOnnxDecoder)
     graphs = sorted(int(step.graph) for step in decoder._steps.values())
     sys.stdout.write(f"graphs {graphs} {decoder._records}\nslots {decoder.held(0)[0].shape[2]}\n")
+    ort.set_default_logger_severity(2)
+    vars(onnx_decoder)["session_options"] = session_options
+    asked = JudgeOptions(checks=("placement",))
+    (result,) = judge_bundle(bundle, asked, backend=backend, made_of=stub_model(), device="cuda").report.checks
+    sys.stdout.write(f"{result.verdict}: {result.message}\n")
     sys.stdout.flush()
     os._exit(0)  # the provider's clean-up asks the libraries for more than there is in them
 

@@ -13,6 +13,7 @@ from blockexport.compare.checks.check_integers import integers
 from blockexport.compare.checks.check_invariance import invariance
 from blockexport.compare.checks.check_padding import padding
 from blockexport.compare.checks.check_parameters import parameters
+from blockexport.compare.checks.check_placement import placement
 from blockexport.compare.checks.check_precision import precision
 from blockexport.compare.checks.check_serving import serving
 from blockexport.compare.checks.check_slots import slots
@@ -42,6 +43,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     parameters,
     types,
     constants,
+    placement,
 )
 
 

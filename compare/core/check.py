@@ -39,6 +39,7 @@ class Kind(StrEnum):
     BEHAVIOUR = "behaviour"  # what calls do, against other calls of the artifact or against its cache
     CONTENT = "content"  # what the file holds; nothing is run, and the message is itself a cause
     TYPES = "types"  # the types that its graph declares; nothing is run
+    PLACEMENT = "placement"  # where the artifact runs, and by what
     MODEL = "model"  # eager PyTorch alone; the artifact has no part in it, and a failure goes before all others
 
     @property

@@ -52,7 +52,7 @@ def test_a_good_bundle(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert compare(made / "bundle", "--report", tmp_path / "a") == 0
     out = capsys.readouterr().out
     assert out.startswith("PASS: fp32 in onnxruntime equals eager PyTorch")
-    names = [entry.name for entry in choose_checks() if entry.name != "integers"]
+    names = [entry.name for entry in choose_checks() if entry.name not in ("integers", "placement")]
     assert all(f"\n{name} " in out for name in names)
     assert compare(made / "bundle", "--report", tmp_path / "b") == 0
     for name in ("report.json", "report.md"):
@@ -60,7 +60,10 @@ def test_a_good_bundle(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["verdict"] == "pass" and report["schema_version"] == 1
     assert [check["name"] for check in report["checks"]] == names
-    assert report["skipped"] == [{"name": "integers", "reason": "no weights are quantised"}]
+    assert report["skipped"] == [
+        {"name": "integers", "reason": "no weights are quantised"},
+        {"name": "placement", "reason": "no ONNX graph runs on a GPU here"},
+    ]
     assert report["positions"]["position"] == list(range(64))
     assert all(len(column) == 64 for column in report["positions"].values())
     markdown = (tmp_path / "a" / "report.md").read_text()
@@ -230,4 +233,5 @@ def test_eager_as_a_backend(made: Path, capsys: pytest.CaptureFixture[str]) -> N
         {"name": "parameters", "reason": "this backend runs no file of the bundle"},
         {"name": "types", "reason": "this backend runs no ONNX graph"},
         {"name": "constants", "reason": "this backend runs no ONNX graph"},
+        {"name": "placement", "reason": "no ONNX graph runs on a GPU here"},
     ]

@@ -15,12 +15,15 @@ import sys
 import zipfile
 from pathlib import Path
 
+import onnx
 import pytest
 
+from blockexport.export.bundle.manifest import ONNX_FILE
 from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.precision import Precision
+from tests.cuda_stub_run import stub_model
 from tests.cuda_stubs import build_stubs, placements
-from tests.exported import export, random_model
+from tests.exported import export, list_file
 from tests.made_once import MadeOnce
 from tests.support import REPOSITORY
 
@@ -55,8 +58,7 @@ def provider(made_once: MadeOnce) -> Path:
 @pytest.fixture(scope="module", params=list(Precision))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stubs") / str(request.param)
-    model = random_model(head_dim=16, sliding_window=None, layer_types=())
-    export(model, folder, request.param, slots=32, attention=AttentionForms.BOTH)
+    export(stub_model(), folder, request.param, slots=32, attention=AttentionForms.BOTH)
     return folder
 
 
@@ -87,10 +89,26 @@ def test_kernel_placement_and_graphs(provider: Path, bundle: Path, form: str, ca
     assert placed["CUDA"].count("Attention") == 3 and placed["CUDA"].count("TensorScatter") == 6
     assert not [name for name in placed["CUDA"] if name.startswith("Memcpy")]
     # A graph for 8, 16 and 32 slots, and others for other rows; each recorded once, and launched from then on.
-    assert told == "graphs [4, 5, 6] True\nslots 32\n"
+    kernel = kernels.pop()
+    compared = f"pass: attention in a prompt: {kernel}; attention in a step: {kernel}; "
+    assert told.startswith(f"graphs [4, 5, 6] True\nslots 32\n{compared}")
     replays = re.findall(r"Replaying CUDA graph .* cuda_graph_annotation_id (\d+)", log)
     assert sorted(set(replays)) == list("123456")
     assert len(replays) >= 3 * 15 - 6
+
+
+@pytest.mark.parametrize("bundle", [Precision.FP16], indirect=True)
+def test_a_node_that_falls_to_the_processor_is_found(provider: Path, bundle: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    model = onnx.load(broken / ONNX_FILE, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "Sigmoid")
+    node.op_type = "Tan"  # which has no kernel for CUDA
+    onnx.save(model, broken / ONNX_FILE)
+    list_file(broken, ONNX_FILE)
+    told, _ = _run(provider, broken, "onnxruntime", "80")
+    assert f"fail: on the processor, and computing more than shapes: Tan ({node.name})" in told
+    assert "False" in told.partition("\n")[0]  # no CUDA graph either
 
 
 def test_a_library_that_is_missing_is_named(provider: Path, bundle: Path, tmp_path: Path) -> None:

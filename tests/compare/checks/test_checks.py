@@ -55,6 +55,7 @@ GRAPH = {"types", "constants"}
 GROWING = {"growth"}
 INTEGERS = {"integers"}
 ASKED_FOR = {"serving"}
+ON_GPU = {"placement"}
 
 
 def options(checkpoint: Checkpoint, **changes: object) -> JudgeOptions:
@@ -70,8 +71,9 @@ def failed(report: Report) -> set[str]:
 
 def test_every_check_is_known_here() -> None:
     # What is read off a graph is tested with graphs, in test_type_audit.py and test_constants.py; a cache that grows in
-    # test_check_growth.py; the integer path in test_check_integers.py.
-    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH | GROWING | INTEGERS | ASKED_FOR
+    # test_check_growth.py; the integer path in test_check_integers.py; where nodes run
+    # in test_check_placement.py.
+    assert {entry.name for entry in ALL_CHECKS} == ALL | GRAPH | GROWING | INTEGERS | ASKED_FOR | ON_GPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -162,7 +164,7 @@ def test_other_ends_of_the_stack(tiny: Checkpoint, headless: bool) -> None:
     sound = judge(EagerDecoder(eager_model(tiny, headless=headless, last_logits_only=not headless), M), tiny, chosen)
     assert sound.verdict is Verdict.PASS, sound.to_json()["checks"]
     greedy = ["greedy"] if headless else []
-    assert [name for name, _ in sound.skipped] == ["growth", "integers", *greedy, "types", "constants"]
+    assert [name for name, _ in sound.skipped] == ["growth", "integers", *greedy, "types", "constants", "placement"]
     leaky = judge(
         EagerDecoder(eager_model(tiny, kind=LeakyModel, headless=headless, last_logits_only=not headless), M),
         tiny,
