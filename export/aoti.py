@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.interface import Interface
 from blockexport.models.wording import size
 
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # the variable that PyTorch reads
 _COMPILER_REMEDY = "install g++ (or clang++), or name a working one in the variable CXX"
 
 
@@ -75,14 +77,14 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
     with torch.no_grad():
         program = trace_whole(_InPlace(model), interface)
     try:
-        with warnings.catch_warnings(), patient_file(folder / AOTI_FILE) as file:
+        with warnings.catch_warnings(), _workplace(), patient_file(folder / AOTI_FILE) as file:
             warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own pytree, when it copies a program
             aoti_compile_and_package(program, package_path=file)
     except Exception as error:
         if _is_full(error):
             raise UsageError(
                 f"no space was left for the package in {folder.parent}, or in {scratch} for what it is linked from: "
-                "free some, or name another folder for the latter in the variable TORCHINDUCTOR_CACHE_DIR"
+                f"free some, or name another folder for the latter in the variable {_CACHE}"
             ) from error
         cause = getattr(error, "inner_exception", error)
         known = isinstance(error, InductorError | CppCompileError | InvalidCxxCompiler)
@@ -121,9 +123,28 @@ def require_compiler() -> None:
         ) from error
 
 
+@contextmanager
+def _workplace() -> Iterator[None]:
+    """A folder for what AOTInductor compiles and links, weights and all, which goes at the end; where a user names one
+    in TORCHINDUCTOR_CACHE_DIR, that one, and it stays."""
+    from torch._inductor.utils import clear_caches
+
+    if os.environ.get(_CACHE):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="blockexport-aoti-") as made:
+        os.environ[_CACHE] = made
+        try:
+            clear_caches()  # they know files of folders that are gone
+            yield
+        finally:
+            del os.environ[_CACHE]
+            clear_caches()
+
+
 def _require_room(folder: Path, weights: int) -> Path:
     """AOTInductor's own folder, once there is room for the package, and there for the weights twice: it links them."""
-    scratch = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
+    scratch = Path(os.environ.get(_CACHE) or tempfile.gettempdir())
     scratch = next(path for path in (scratch, *scratch.absolute().parents) if path.is_dir())
     together = scratch.stat().st_dev == folder.stat().st_dev
     check_free_space(folder, weights * (3 if together else 1))

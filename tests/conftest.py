@@ -27,8 +27,9 @@ TABLE = "table"
 MACHINE = pytest.StashKey[gpu_run.Machine]()
 HEADLINE = pytest.StashKey[str]()
 
-# What calls the kernels of AOTInductor is compiled for the time of compiling; the kernels as for users.
+# What calls the kernels of AOTInductor is compiled without optimising, the kernels as for users; each model once.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(REPOSITORY / "build" / "inductor"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from blockexport.cli.main import main
 from blockexport.models.checkpoints.sources import open_checkpoint
@@ -134,14 +135,18 @@ def test_an_output_and_an_input_that_overlap_are_refused(
     "command", [pytest.param(name, marks=pytest.mark.full if name in ("trt", "aoti") else ()) for name in COMMANDS]
 )
 def test_nothing_is_written_elsewhere(command: str, made: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for temporary files, and the notes on what was built here."""
+    """But for temporary files, the notes on what was built here, and the headers that PyTorch compiles once for all."""
     place_input(command, made, home)
     (home.parent / "temporary").mkdir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    headers = Path(default_cache_dir(), "precompiled_headers")
     monkeypatch.setattr(tempfile, "tempdir", str(home.parent / "temporary"))
     before = everything(home)
-    with written_places(home / "out", home.parent / "temporary", Path(os.environ["XDG_STATE_HOME"])) as elsewhere:
+    allowed = (home / "out", home.parent / "temporary", Path(os.environ["XDG_STATE_HOME"]), headers)
+    with written_places(*allowed) as elsewhere:
         assert run(command, "in", "out") == 0
     assert elsewhere == set()
+    assert list((home.parent / "temporary").iterdir()) == []
     assert {name: kind for name, kind in everything(home).items() if not Path(name).is_relative_to("out")} == before
 
 
