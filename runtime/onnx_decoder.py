@@ -22,6 +22,7 @@ from blockexport.models.block.cache import empty_cache
 from blockexport.models.errors import ArtifactError
 from blockexport.runtime.backends import Opening
 from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.huge_pages import in_huge_pages
 from blockexport.runtime.onnx_session import (
     bind,
     lacks_memory,
@@ -153,7 +154,10 @@ def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> tuple[o
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(wanted.folder))
     if wanted.device.on_gpu:
         return open_cuda_session(model, options, path, f"{REMEDY}.", wanted.device)
-    return open_session(model, options, path, f"{REMEDY}."), False
+    if wanted.exact or wanted.low_memory:
+        return open_session(model, options, path, f"{REMEDY}."), False
+    with in_huge_pages():
+        return open_session(model, options, path, f"{REMEDY}."), False
 
 
 def failed_node(error: Exception) -> Exception:

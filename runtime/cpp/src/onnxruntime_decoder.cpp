@@ -1,6 +1,7 @@
 #include <onnxruntime_cxx_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -82,7 +83,6 @@ class OnnxRuntimeDecoder final : public Decoder {
     check_interface();
     // The weights were repacked; what stays mapped of them is an embedding of which a step reads a row.
     if (on_host_ && !options.low_memory) release_mapped_files(manifest().folder);
-    release_free_memory();
     reset();
   }
 
@@ -96,6 +96,18 @@ class OnnxRuntimeDecoder final : public Decoder {
 
   static Ort::Session open_session(const Ort::Env& environment, const Manifest& manifest, const DecoderOptions& options,
                                    bool& grows) {
+    using Clock = std::chrono::steady_clock;
+    const Ranges before = own_memory();
+    const Clock::time_point began = Clock::now();
+    Ort::Session made = load(environment, manifest, options, grows);
+    const std::chrono::duration<double> took = Clock::now() - began;
+    release_free_memory();
+    if (options.provider == "cpu" && !options.exact && !options.low_memory) move_into_huge_pages(before, took.count());
+    return made;
+  }
+
+  static Ort::Session load(const Ort::Env& environment, const Manifest& manifest, const DecoderOptions& options,
+                           bool& grows) {
     const std::filesystem::path path = manifest.file(kModel);
     Ort::SessionOptions made = session_options(options);
     if (options.max_sequence_length == 0 && !grows) return {environment, path.c_str(), made};

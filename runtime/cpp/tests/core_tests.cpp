@@ -1,4 +1,5 @@
-// What needs no model: half precision, SHA-256, the sampler's vectors, expressions that are refused, broken UTF-8.
+// What needs no model: half precision, SHA-256, the sampler's vectors, expressions that are refused, broken UTF-8, huge
+// pages.
 // Usage: core_tests sampling_vectors.json FILE SHA256_OF_FILE BUNDLE_WITH_ENGINES
 #include <cmath>
 #include <cstring>
@@ -7,11 +8,16 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "blockexport/error.h"
 #include "blockexport/manifest.h"
 #include "blockexport/sampling.h"
 #include "engine_file.h"
 #include "half.h"
+#include "resident.h"
 #include "sha256.h"
 #include "text/regex.h"
 #include "text/unicode.h"
@@ -170,6 +176,45 @@ void test_engines(const std::string& bundle) {
   expect(throws([&] { blockexport::check_engine(manifest, trt, "10.1"); }, "another model.onnx"), "an engine of another graph");
 }
 
+// Memory that is new and full moves into huge pages, with its values; what is half given back stays as it is.
+void test_huge_pages() {
+#ifdef __linux__
+  constexpr std::size_t kBytes = 16 << 20, kHuge = 2 << 20, kPage = 4096;
+  const auto fresh = [] {
+    void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return static_cast<unsigned char*>(memory);
+  };
+  const auto fill = [](unsigned char* memory, std::size_t every) {
+    for (std::size_t i = 0; i < kBytes; i += every) memory[i] = static_cast<unsigned char>(i / every % 251);
+  };
+  const auto huge = [] {
+    std::ifstream file("/proc/self/smaps_rollup");
+    std::size_t kilobytes = 0;
+    for (std::string word; file >> word;) {
+      if (word == "AnonHugePages:") file >> kilobytes;
+    }
+    return kilobytes << 10;
+  };
+  unsigned char* const probe = fresh();
+  fill(probe, kPage);
+  const std::size_t aligned = kHuge - reinterpret_cast<std::uintptr_t>(probe) % kHuge;
+  if (huge() != 0 || madvise(probe + aligned, kHuge, 25) != 0) return;  // all memory is so, or none can be moved
+  const auto before = blockexport::own_memory();
+  unsigned char *const full = fresh(), *const holes = fresh();
+  fill(full, 1);
+  fill(holes, 2 * kPage);
+  const std::size_t was = huge();
+  blockexport::move_into_huge_pages(before, 0);
+  expect(huge() == was, "no time, no huge pages");
+  blockexport::move_into_huge_pages(before, 60);
+  const std::size_t moved = huge() - was;
+  expect(moved >= kBytes - 2 * kHuge && moved <= kBytes, "huge pages for " + std::to_string(moved) + " bytes");
+  bool same = true;
+  for (std::size_t i = 0; i < kBytes; ++i) same = same && full[i] == i % 251;
+  expect(same, "values that moved");
+#endif
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -179,6 +224,7 @@ int main(int argc, char** argv) {
   expect(blockexport::sha256_of(argv[2]) == argv[3], "the SHA-256 of a file");
   test_regex();
   test_utf8();
+  test_huge_pages();
   test_engines(argv[4]);
   if (failures == 0) std::cout << "core tests passed\n";
   return failures == 0 ? 0 : 1;
