@@ -131,6 +131,7 @@ def _multipliers(config: ModelConfig) -> list[str]:
     factors = {
         "gains of 1 + w": config.norm_gain_offset or None,
         "scores times {:g}": config.query_scale,
+        "queries that grow with their position by {:g}": config.query_growth,
         "embedding times {:.6g}": None if config.embedding_multiplier == 1 else config.embedding_multiplier,
         "residuals times {:g}": None if config.residual_multiplier == 1 else config.residual_multiplier,
         "logits times {:g}": None if config.logits_multiplier == 1 else config.logits_multiplier,

@@ -39,6 +39,17 @@ def scale_usual(bench: Bench) -> None:
         bench.change(node, "Mul", [node.inputs[0], bench.narrowed(usual)])
 
 
+def query_growth_dropped(bench: Bench) -> None:
+    """The nearest product of two values before the queries."""
+    for node in bench.nodes("Attention"):
+        value = node.inputs[0]
+        while value is not None and (maker := value.producer()) is not None:
+            if maker.op_type == "Mul" and all(one is not None and one.const_value is None for one in maker.inputs):
+                bench.change(maker, "Identity", [maker.inputs[0]])
+                break
+            value = maker.inputs[0]
+
+
 def heads_tiled(bench: Bench) -> None:
     repeats = bench.constant([1, bench.config.num_attention_heads // bench.config.num_key_value_heads, 1, 1])
     for node in bench.nodes("Attention"):

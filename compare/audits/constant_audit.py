@@ -17,9 +17,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from blockexport.compare.audits.factors import factor_of, scalar_of, tensor_of
 from blockexport.compare.audits.foreign_weights import fused_parts
 from blockexport.compare.audits.table_difference import table_problem
-from blockexport.compare.audits.type_audit import NORM_OPERATORS, NORMS
+from blockexport.compare.audits.type_audit import NORM_OPERATORS
 from blockexport.compare.core.figures import Figures
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD, expected_tensors, norm_places
 from blockexport.models.config.model_config import ModelConfig
@@ -27,8 +28,6 @@ from blockexport.models.interface import Interface
 from blockexport.models.quantised_matrix import CODES, SCALES
 from blockexport.models.wording import told_apart
 
-_CARRIES = ("Cast", "Identity", "Transpose", "Reshape", "Split", "Unsqueeze", "Squeeze", "RotaryEmbedding")
-_ENDS = ("Gemm", "MatMul", *NORMS)
 _SHOWN = 3
 
 
@@ -120,7 +119,16 @@ def _scales(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> 
         if node is None:
             audit.unseen.append(f"layer {layer} has no Attention to read a scale off")
             continue
-        factors = [_factor(_input(node, 0)), _factor(_input(node, 1))]
+        growths: list[tuple[float, float]] = []
+        factors = [factor_of(_input(node, 0), growths), factor_of(_input(node, 1), growths)]
+        beta, length = config.query_growth, config.query_growth_length
+        grows = [] if beta is None or length is None else [(float(length), float(np.float32(beta)))]
+        if growths != grows and not any(isinstance(f, str) for f in factors):
+            there, right = (
+                " and ".join(f"by {b:g} with each {n:g} positions" for n, b in one) or "not at all"
+                for one in (growths, grows)
+            )
+            audit.problems.append(f"layer {layer}: queries grow {there}, wanted {right}")
         own = _number(node, "scale", config.head_dim**-0.5)  # the operator's default
         hidden = [f for f in factors if isinstance(f, str)]
         if hidden:
@@ -149,50 +157,6 @@ def _attention(nodes: list[ir.Node], layer: int) -> ir.Node | None:
     return next((n for n in nodes if n.op_type == "Attention" and _out(n).startswith(prefix)), None)
 
 
-def _factor(value: ir.Value | None) -> float | str:
-    """The product of the constants that a value is multiplied by after its projection, or what hides it."""
-    product = 1.0
-    while value is not None:
-        node = value.producer()
-        if node is None:
-            return f"the input {value.name}"
-        if node.op_type in _ENDS:
-            return product
-        if node.op_type in ("Mul", "Div"):
-            constants = [_scalar(operand) for operand in node.inputs]
-            if node.op_type == "Mul" and constants[0] is not None:
-                constants.reverse()
-                value = node.inputs[1]
-            else:
-                value = node.inputs[0]
-            if constants[1] is None or not constants[1]:
-                return f"a {node.op_type} of two values"
-            product = product * constants[1] if node.op_type == "Mul" else product / constants[1]
-        elif node.op_type == "TensorScatter":
-            value = node.inputs[1]
-        elif node.op_type in _CARRIES:
-            value = node.inputs[0]
-        else:
-            return f"the operator {node.op_type}"
-    return "a missing input"
-
-
-def _scalar(value: ir.Value | None) -> float | None:
-    """The value of a constant of one element."""
-    tensor = _tensor(value)
-    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
-
-
-def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    if value is None:
-        return None
-    if value.const_value is not None:
-        return value.const_value
-    node = value.producer()
-    attribute = node.attributes.get("value") if node is not None and node.op_type == "Constant" else None
-    return None if attribute is None else attribute.as_tensor()
-
-
 def _windows(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
     """A window is what a layer's mask subtracts from the positions."""
     for layer in range(config.num_hidden_layers):
@@ -219,7 +183,7 @@ def _subtracted(mask: ir.Value) -> Iterator[float | None]:
         seen.add(id(node))
         front += [value for value in node.inputs if value is not None]
         if node.op_type == "Sub":
-            yield _scalar(node.inputs[1])
+            yield scalar_of(node.inputs[1])
 
 
 def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slots: int) -> None:
@@ -244,7 +208,7 @@ def _tables(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig, slo
                 audit.problems.append(f"{said}, wanted {config.turned_dims}")
             for index, kind in ((1, "cos"), (2, "sin")):
                 value = _input(node, index)
-                tensors[_name(value)] = _tensor(value)
+                tensors[_name(value)] = tensor_of(value)
                 used[kind, _name(value), config.rope_of(layer)].append(layer)
     for (kind, name, rope), layers in used.items():
         tensor = tensors[name]

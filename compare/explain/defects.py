@@ -101,6 +101,7 @@ _TITLES = {
     "scale_missing": "scores not scaled",
     "scale_twice": "scores scaled twice",
     "scale_usual": "scores scaled by 1/sqrt(H)",
+    "query_growth_dropped": "queries without the factor of their position",
     "scale_times": "scores scaled by another factor",
     "softmax_half": "softmax in half precision",
     "k_v_swapped": "k_proj and v_proj swapped",

@@ -72,10 +72,17 @@ def _scale_defects(config: ModelConfig) -> list[Defect]:
     if not math.isclose(own, usual):
         cause = f"attention scores are divided by sqrt(H), and should be multiplied by {own:g}"
         found.append(Defect("scale_usual", cause, edit=_scaled(0, usual)))
+    if config.query_growth is not None:
+        cause = "queries are not multiplied by the factor of their position"
+        found.append(Defect("query_growth_dropped", cause, edit=_drop_growth))
     if config.attn_logit_softcapping is not None:
         cause = f"attention scores are not capped at {config.attn_logit_softcapping:g}"
         found.append(Defect("attention_softcap_dropped", cause, edit=_drop_softcap))
     return found
+
+
+def _drop_growth(block: Block) -> None:
+    block.self_attn.growth = None
 
 
 def _drop_softcap(block: Block) -> None:

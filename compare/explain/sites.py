@@ -87,7 +87,7 @@ def eager_sites(
     sites["k_rope"] = attention.turn(sites["k_heads"], positions, step.cos, step.sin)
     query, key = (attention.normed_late(sites[f"{x}_rope"], norm) for x, norm in zip("qk", norms, strict=True))
     sites |= {"q_norm": query, "k_norm": key} if attention.norm_late else {}
-    sites["query"] = query * attention.query_scale
+    sites["query"] = attention.scaled_queries(query, positions)
     sites["cache_key"] = attention.write(past_key_BKMH, key, step)
     sites["cache_value"] = attention.write(past_value_BKMH, sites["v_heads"], step)
     sites["mask"] = step.mask_B1SM

@@ -19,6 +19,9 @@ from blockexport.export.graph.stamp import Stamp
 aten = torch.ops.aten
 _WHOLE_AXIS = 2**63 - 1
 
+_ASIDE = (aten.sym_size.int, aten._assert_tensor_metadata.default)
+"""What computes nothing: sizes are read where they are used, and types are what the trace says."""
+
 Handler = Callable[[Stamp, torch.fx.Node], ir.Value | Part]
 _HANDLERS: dict[Any, Handler] = {}
 
@@ -34,7 +37,7 @@ def _translates(*targets: Any) -> Callable[[Handler], Handler]:
 def translate(stamp: Stamp) -> list[ir.Value]:
     """Every node of the stamp's fragment; returns the fragment's outputs."""
     for node in stamp.fragment.graph.nodes:
-        if node.op == "call_function" and node.target is not aten.sym_size.int:
+        if node.op == "call_function" and node.target not in _ASIDE:
             handler = _HANDLERS.get(node.target)
             if handler is None:
                 raise NotImplementedError(f"no ONNX translation of {node.target} (in {stamp.place(node)})")
@@ -148,6 +151,19 @@ def _gelu(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     return stamp.emit(node, "Gelu", [stamp.value(_args(node)[0])], approximate=approximate)
 
 
+@_translates(aten.log.default)
+def _log(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    return stamp.emit(node, "Log", [stamp.value(_args(node)[0])])
+
+
+@_translates(aten.to.dtype)
+def _to(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x = _args(node)[0]
+    if stamp.dtype(x) == stamp.dtype(node):
+        return stamp.value(x)
+    return stamp.emit(node, "Cast", [stamp.value(x)], to=int(stamp.dtype(node)))
+
+
 @_translates(aten.tanh.default)
 def _tanh(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     return stamp.emit(node, "Tanh", [stamp.value(_args(node)[0])])
@@ -236,6 +252,7 @@ _BINARY: dict[Any, str] = {
     aten.sub.Tensor: "Sub",
     aten.mul.Tensor: "Mul",
     aten.div.Tensor: "Div",
+    aten.floor_divide.default: "Div",  # of positions, which are not negative
     aten.le.Tensor: "LessOrEqual",
     aten.gt.Tensor: "Greater",
     aten.__and__.Tensor: "And",

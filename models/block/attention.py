@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from blockexport.models.block.cache import cache_write
 from blockexport.models.block.layer_inputs import Step
-from blockexport.models.block.multipliers import capped
+from blockexport.models.block.multipliers import capped, grown
 from blockexport.models.block.norm import Norm
 from blockexport.models.block.rope import rotary_embedding
 from blockexport.models.block.unset_weights import Linear
@@ -67,6 +67,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(hidden, self.key_value_heads * head_dim, bias=config.qkv_bias)
         self.o_proj = Linear(self.heads * head_dim, hidden, bias=config.o_bias)
         self.query_scale, self.softcap = config.score_scale, config.attn_logit_softcapping
+        self.growth, self.growth_length = config.query_growth, config.query_growth_length
         self.norm_over, self.norm_late = config.qk_norm_over, config.qk_norm_after_rope
         queries, keys = config.qk_norm_sizes
         self.q_norm = Norm(config, queries) if config.qk_norm else None
@@ -85,7 +86,7 @@ class Attention(nn.Module):
         v_BKSH = self.split(self.v_proj(x_TD), self.key_value_heads, None, position_ids_BS)
         q_BNSH = self.normed_late(self.turn(q_BNSH, position_ids_BS, cos, sin), self.q_norm)
         k_BKSH = self.normed_late(self.turn(k_BKSH, position_ids_BS, cos, sin), self.k_norm)
-        return q_BNSH * self.query_scale, k_BKSH, v_BKSH
+        return self.scaled_queries(q_BNSH, position_ids_BS), k_BKSH, v_BKSH
 
     def split(self, x_TE: torch.Tensor, heads: int, norm: Norm | None, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """A projection [T, heads * H] as [B, heads, S, H], normed on the way where a norm is to come before RoPE: each
@@ -108,6 +109,12 @@ class Attention(nn.Module):
     def normed_late(self, x_BNSH: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """Heads [B, heads, S, H] that were turned, each normed by itself where the norm comes after RoPE."""
         return norm(x_BNSH) if norm is not None and self.norm_late else x_BNSH
+
+    def scaled_queries(self, q_BNSH: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Queries times the factor of the scores, and times that of their position in a model that has one."""
+        if self.growth is not None and self.growth_length is not None:
+            q_BNSH = grown(q_BNSH, position_ids_BS, self.growth, self.growth_length)
+        return q_BNSH * self.query_scale
 
     def rotate(
         self, x_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor

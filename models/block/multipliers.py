@@ -18,6 +18,14 @@ def scaled(x: torch.Tensor, multiplier: float) -> torch.Tensor:
     return x if multiplier == 1.0 else x * multiplier
 
 
+def grown(q_BNSH: torch.Tensor, position_ids_BS: torch.Tensor, beta: float, length: int) -> torch.Tensor:
+    """Queries [B, N, S, H] times `1 + beta * ln(1 + floor(position / length))`, which sharpens scores over long texts
+    (Nakanishi 2025, https://arxiv.org/abs/2501.19399, in Llama 4's form). The factor is made in float32."""
+    lengths_BS = (position_ids_BS // length).to(torch.float32)
+    growth_BS = (lengths_BS + 1.0).log() * beta + 1.0
+    return q_BNSH * growth_BS[:, None, :, None].to(q_BNSH.dtype)
+
+
 def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
     """`cap * tanh(x / cap)`: nearly `x` while that is small, and never beyond the cap."""
     return x if cap is None else (x / cap).tanh() * cap

@@ -90,6 +90,8 @@ class ModelConfig:
     qk_norm_over: Literal["head", "projection"] = "head"  # what QK-norm takes its mean over: H, or N * H and K * H
     qk_norm_after_rope: bool = False  # QK-norm takes what RoPE has turned, and not what it is to turn
     query_scale: float | None = None  # what queries are multiplied by; None is 1 / sqrt(H)
+    query_growth: float | None = None  # and by 1 + query_growth * ln(1 + floor(position / query_growth_length))
+    query_growth_length: int | None = None
     attn_logit_softcapping: float | None = None  # the cap on attention's scores
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a sublayer adds to the stream

@@ -44,6 +44,7 @@ class GgufForm:
         gain_offset_added: norms hold 1 + weight.
         eps_key: what it calls the epsilon of the norms, under `attention`.
         partial_rotary: RoPE may turn a part of each head.
+        yarn: RoPE may be stretched as YaRN does it.
         parallel_by_norms: attention and MLP read the same stream where the MLP has no norm of its own.
         options: those that its own keys say, or its reader decides, for a model of so many layers.
     """
@@ -57,6 +58,7 @@ class GgufForm:
     gain_offset_added: bool = False
     eps_key: str = "layer_norm_rms_epsilon"
     partial_rotary: bool = False
+    yarn: bool = False
     parallel_by_norms: bool = False
     options: Callable[[RawFields, int], Options] = lambda fields, layers: {}
 
@@ -106,6 +108,7 @@ class Family:
         learned_positions: a learned vector for each position is added to the embedding, and there is no RoPE.
         original_max_position_embeddings: the length before scaling where a config has no such key; None: what its
             scaling says.
+        rope_default: RoPE's object where a config has none.
         rope_keys: what its RoPE may have beside the keys of its type.
         partial_rotary_factor: the share of a head that RoPE turns where no key says it; None: there is no such key.
         completed: the config with the options that its family and its other fields decide.
@@ -115,6 +118,7 @@ class Family:
         read_act: the activation, under the key that the family has for it.
         act_key: that key.
         read_options: options that keys of the family's own say. Raises UsageError for what cannot be exported.
+        write_rope: what RoPE's object has of it.
         write_options: the keys from which `read_options` reads them back.
         gguf: None where llama.cpp has no such family, or stores it as another one.
         presets: well-known dimensions by name.
@@ -148,10 +152,12 @@ class Family:
     other_keys: Mapping[str, str] = field(default_factory=dict)
     learned_positions: bool = False
     original_max_position_embeddings: int | None = None
+    rope_default: Mapping[str, Any] | None = None
     rope_keys: frozenset[str] = frozenset()
     partial_rotary_factor: float | None = None
     read_options: Callable[[RawFields], Options] = lambda fields: {}
     write_options: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
+    write_rope: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fused_by_head: bool = False
     inputs_first: bool = False

@@ -24,6 +24,7 @@ from blockexport.models.config.model_config import ModelConfig, RopeScaling
 from blockexport.models.element_types import ELEMENT_TYPES
 from blockexport.models.families.every_family import GGUF_FAMILIES
 from blockexport.models.families.family import GgufForm
+from blockexport.models.formats.config_rope import mscale
 from blockexport.models.strict_json import shown
 
 DEFAULT_ROPE_THETA = 10_000.0
@@ -188,8 +189,12 @@ def _rope_scaling(
     arch = form.architecture
     prefix = f"{arch}.rope.scaling"
     kind = raw.text(f"{prefix}.type", "none")
+    if kind == "yarn" and form.yarn:
+        return _yarn(raw, prefix)
     if kind not in ("none", "linear"):
-        raise raw.error(f"{prefix}.type {kind!r} is not implemented for GGUF files; supported are none, linear")
+        raise raw.error(
+            f"{prefix}.type {kind!r} is not implemented for GGUF files of {arch}; supported are none, linear"
+        )
     # Older files have the factor alone, under another name.
     old = f"{arch}.rope.scale_linear"
     if raw.has(old) and not raw.has(f"{prefix}.type") and raw.number(old) != 1.0:
@@ -219,6 +224,23 @@ def _rope_scaling(
     if not all(math.isfinite(f) and f > 0 for f in freq_factors):
         raise raw.error(f"rope_freqs.weight is {shown(freq_factors)}; every factor must be finite and above zero")
     return RopeScaling("freq_factors", freq_factors=freq_factors)
+
+
+def _yarn(raw: RawFields, prefix: str) -> RopeScaling:
+    """As llama.cpp computes it: the ramp ends at whole pairs, and the factor of cosines and sines is the paper's over
+    that of `yarn_log_multiplier`."""
+    factor, log_multiplier = shortest_decimal(raw.number(f"{prefix}.factor")), f"{prefix}.yarn_log_multiplier"
+    for key in ("yarn_ext_factor", "yarn_attn_factor"):
+        raw.only(f"{prefix}.{key}", (1.0,), "it would be one YaRN of its own")
+    raw.get(f"{prefix}.finetuned")  # a note on the training
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_max_position_embeddings=raw.integer(f"{prefix}.original_context_length"),
+        beta_fast=shortest_decimal(raw.number(f"{prefix}.yarn_beta_fast", 32.0)),
+        beta_slow=shortest_decimal(raw.number(f"{prefix}.yarn_beta_slow", 1.0)),
+        attention_factor=mscale(factor, 1.0) / mscale(factor, raw.decimal(log_multiplier, 0.0)),
+    )
 
 
 def _refuse_a_window(raw: RawFields, arch: str) -> None:

@@ -107,7 +107,7 @@ def _family(fields: RawFields) -> Family:
 
 
 def _by_first_names(data: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
-    """The config with each key under the first of its names."""
+    """The config with each key under the first of its names, and RoPE's object where the family has a default of it."""
     found = dict[str, Any]()
     for name, value in data.items():
         key = family.other_keys.get(name, name)
@@ -118,6 +118,8 @@ def _by_first_names(data: Mapping[str, Any], family: Family, where: str) -> dict
                 "keep the one that is right"
             )
         found[key] = value
+    if family.rope_default is not None and not (found.get("rope_parameters") or found.get("rope_scaling")):
+        found["rope_parameters"] = dict(family.rope_default)
     return found
 
 

@@ -63,7 +63,7 @@ def _stated(config: ModelConfig, family: Family) -> dict[str, Any] | None:
         **{family.keys.get(name, name): getattr(config, name) for name in names},
         **partial,
         family.act_key: config.hidden_act,
-        "rope_scaling": _rope_scaling(config.rope_scaling),
+        "rope_scaling": _rope_scaling(config.rope_scaling, family.write_rope(config)),
         "torch_dtype": config.dtype,
         "eos_token_id": list(config.eos_token_ids) or None,
         **{key: biases[key] for key in family.bias_keys},
@@ -76,13 +76,14 @@ def _stated(config: ModelConfig, family: Family) -> dict[str, Any] | None:
         return None
 
 
-def _rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def _rope_scaling(scaling: RopeScaling | None, more: dict[str, Any]) -> dict[str, Any] | None:
     if scaling is None:
         return None
     if scaling.rope_type == "ntk_alpha":
-        return {"rope_type": "dynamic", "alpha": scaling.factor}
+        return {"rope_type": "dynamic", "alpha": scaling.factor, **more}
     said = asdict(scaling)
-    return {name: said[name] for name in ("rope_type", "factor", *_SCALING_KEYS.get(scaling.rope_type, ()))}
+    names = ("rope_type", "factor", *_SCALING_KEYS.get(scaling.rope_type, ()))
+    return {**{name: said[name] for name in names}, **more}
 
 
 _SCALING_KEYS = {

@@ -212,9 +212,9 @@ def _yarn(inner: RawFields, key: str, outer: int | None, max_position: int) -> R
     stated = inner.number(f"{key}.attention_factor") if inner.data.get(f"{key}.attention_factor") is not None else None
     inner.used.add(f"{key}.attention_factor")
     mscales = [_optional(inner, f"{key}.{name}", 0.0) for name in ("mscale", "mscale_all_dim")]
-    implied = _mscale(factor, 1.0)
+    implied = mscale(factor, 1.0)
     if all(mscales):
-        implied = _mscale(factor, mscales[0]) / _mscale(factor, mscales[1])
+        implied = mscale(factor, mscales[0]) / mscale(factor, mscales[1])
     fast, slow = _optional(inner, f"{key}.beta_fast", 32.0), _optional(inner, f"{key}.beta_slow", 1.0)
     if fast < slow:
         raise inner.error(
@@ -254,7 +254,8 @@ def _optional(inner: RawFields, key: str, default: float) -> float:
     return default if value is None or value == 0 else inner.number(key)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """What YaRN multiplies cosines and sines by for a context so many times as long."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

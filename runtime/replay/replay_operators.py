@@ -180,6 +180,7 @@ OPERATORS: dict[str, Kernel] = {
     "Identity": _unary(lambda x: x),
     "Less": _binary(torch.lt),
     "LessOrEqual": _binary(torch.le),
+    "Log": _unary(torch.log),
     "Max": _binary(torch.maximum),
     "Min": _binary(torch.minimum),
     "Mul": _binary(torch.mul),

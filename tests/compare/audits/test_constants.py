@@ -241,6 +241,23 @@ UNSEEN: list[tuple[Callable[[Bench], None], str]] = [
 ]
 
 
+def test_queries_that_grow_are_held_against_the_config(tmp_path: Path) -> None:
+    config = replace(EVERYTHING, query_growth=0.3, query_growth_length=16)
+    export(gainful(config), tmp_path, Precision.FP16)
+    graph = ir.load(tmp_path / ONNX_FILE).graph
+    others = {
+        "wanted not at all": EVERYTHING,
+        "queries grow by 0.3 with each 16 positions, wanted by 0.3 with each 17": replace(
+            config, query_growth_length=17
+        ),
+        "queries grow by 0.3 with each 16 positions, wanted by 0.4": replace(config, query_growth=0.4),
+    }
+    for said, other in {"": config, **others}.items():
+        audit = audit_constants(graph, Interface(other, BY_NAME["float32"], 29))
+        assert audit.unseen == [] and len(audit.problems) == 3 * bool(said)
+        assert all(said in problem for problem in audit.problems)
+
+
 @pytest.mark.parametrize(("spoil", "said"), UNSEEN, ids=[spoil.__name__ for spoil, _ in UNSEEN])
 def test_what_a_graph_hides_is_not_judged(
     bundles: dict[Precision, Path], spoil: Callable[[Bench], None], said: str, tmp_path: Path
