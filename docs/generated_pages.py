@@ -120,10 +120,11 @@ def families_page() -> str:
             *map(_proven, FAMILIES.values()),
             "",
             "What some models of these families ask for:\n",
-            "- RoPE scaling: linear, llama3 and YaRN (`rope_type` yarn); in a GGUF file linear, and llama3 as the "
-            "factors in `rope_freqs.weight`. LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) and dynamic "
-            "scaling turn all keys by another table once a text is longer than the original range, and one static "
-            "cache must not hold both: there are no slots beyond that range, with `--beyond-trained-range` or without.",
+            "- RoPE scaling: linear, llama3 and YaRN (`rope_type` yarn); in a GGUF file linear, llama3 as the factors "
+            "in `rope_freqs.weight`, and YaRN in `mistral3`. LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) and "
+            "dynamic scaling turn all keys by another table once a text is longer than the original range, and one "
+            "static cache must not hold both: there are no slots beyond that range, with `--beyond-trained-range` or "
+            "without.",
             "- Capped attention scores (Gemma 2, VaultGemma): ONNX Runtime has them; a TensorRT engine is refused by "
             "name, as no layer of TensorRT's caps scores.",
             "- Matrices that a checkpoint has stacked (Phi-3's q, k and v, or gate and up in GLM-4) are taken apart. "

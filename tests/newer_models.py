@@ -59,6 +59,12 @@ def _granite(chance: random.Random, layers: int) -> Options:
     }
 
 
+def _ministral3(chance: random.Random, layers: int) -> Options:
+    yarn = RopeScaling("yarn", factor=4.0, original_max_position_embeddings=16, attention_factor=1.1)
+    growth = {"query_growth": 0.4, "query_growth_length": 16} if chance.random() < 0.8 else {}
+    return {"rope_scaling": yarn, **growth, **_some_window(chance, layers)}
+
+
 def _minicpm(chance: random.Random, layers: int) -> Options:
     return {**_granite(chance, layers), "mlp_bias": False}
 
@@ -158,6 +164,7 @@ OPTIONS: dict[str, Callable[[random.Random, int], Options]] = {
     "hunyuan_v1_dense": _hunyuan,
     "minicpm": _minicpm,
     "ministral": _windows,
+    "ministral3": _ministral3,
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,

@@ -216,7 +216,7 @@ def add_weights(
     for name, tensor in stacked(weights, writer.arch).items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads is not None and writer.arch in ("arcee", "llama", "granite", "minicpm", "olmo", "smollm3"):
+        if heads is not None and writer.arch in ("arcee", "llama", "granite", "minicpm", "mistral3", "olmo", "smollm3"):
             values = neighbour_pairs(values, heads)
         if config.norm_gain_offset and name.endswith("norm.weight"):
             values = values + np.float32(1)

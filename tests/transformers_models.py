@@ -46,6 +46,7 @@ _GEMMA2 = {
 _YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 5000.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 5000.0}
 _YARN_MORE = {"attention_factor": 1.2, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
+_MINISTRAL3 = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.3}
 WINDOW = 23  # of the families that have one
 
 
@@ -220,6 +221,10 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     ),
     "internlm3": lambda: transformers.InternLM3Config(
         **_DERIVED, head_dim=16, attention_bias=True, mlp_bias=True, pad_token_id=None
+    ),
+    "ministral3": lambda: transformers.Ministral3Config(**_SIZES, rope_parameters=_MINISTRAL3, pad_token_id=None),
+    "ministral3-window": lambda: transformers.Ministral3Config(
+        **_SIZES, rope_parameters={**_MINISTRAL3, "truncate": False}, sliding_window=WINDOW, pad_token_id=None
     ),
     "minicpm": lambda: MiniCpmConfig(**_DERIVED, scale_emb=12, scale_depth=1.4, dim_model_base=64, attention_bias=True),
     "iquestcoder": lambda: transformers.IQuestCoderConfig(**_DERIVED, head_dim=16),

@@ -28,6 +28,7 @@ from blockexport.models.families.jais2 import JAIS2
 from blockexport.models.families.llama import LLAMA
 from blockexport.models.families.minicpm import MINICPM
 from blockexport.models.families.ministral import MINISTRAL
+from blockexport.models.families.ministral3 import MINISTRAL3
 from blockexport.models.families.mistral import MISTRAL
 from blockexport.models.families.nemotron import NEMOTRON
 from blockexport.models.families.olmo import OLMO
@@ -69,6 +70,7 @@ _ALL = (
     LLAMA,
     MINICPM,
     MINISTRAL,
+    MINISTRAL3,
     MISTRAL,
     NEMOTRON,
     OLMO,

@@ -42,7 +42,6 @@ _BY_REASON = {
     "an activation with parameters of its own (xIELU) is not implemented": "apertus",
     "norms inside of a sublayer are not implemented, and its weights are ternary": "bitnet",
     "it reads bytes in patches": "blt",
-    "queries scaled by their position are not implemented": "ministral3",
     "norms of the embedding are not implemented": "modernbert-decoder nanochat",
     "it is of before 2024, and nobody has asked for it": (
         "biogpt codegen cpmant ctrl falcon gpt_bigcode gpt_neo gpt_neox_japanese gptj openai-gpt opt persimmon xglm"

@@ -36,7 +36,7 @@ def _mistral3() -> Any:
         hidden_size=24, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
     )
     config = transformers.Mistral3Config(
-        text_config=FAMILIES["mistral-window"](), vision_config=vision, tie_word_embeddings=False
+        text_config=FAMILIES["ministral3"](), vision_config=vision, tie_word_embeddings=False
     )
     return transformers.Mistral3ForConditionalGeneration(config)
 

@@ -143,6 +143,7 @@ def test_the_newer_models_have_every_option() -> None:
         "norm_gain_offset",
         "qk_norm_over",
         "qk_norm_after_rope",
+        "query_growth",
         "hidden_act",
         "query_scale",
         "sliding_rope_theta",

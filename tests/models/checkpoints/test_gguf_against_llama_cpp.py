@@ -57,6 +57,20 @@ def linear(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_scaling_factor(4.0)
 
 
+def yarn(**more: float) -> Add:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(8.0)
+        writer.add_rope_scaling_orig_ctx_len(16)
+        for name, value in more.items():
+            getattr(writer, f"add_{name}")(value)
+
+    return add
+
+
+GROWING = {"attn_temperature_scale": 0.6, "rope_scaling_yarn_log_mul": 0.5}
+
+
 def old_linear(writer: gguf.GGUFWriter) -> None:
     writer.add_float32(f"{writer.arch}.rope.scale_linear", 4.0)
 
@@ -117,11 +131,14 @@ OF_LLAMAS = (
     "seed_oss",
     "smollm3",
 )
-WINDOWLESS = (*OF_LLAMAS, "chatglm", "exaone4", "gemma", "glm4", "hunyuan-dense", "olmo2", *WITH_LAYER_NORM)
+WINDOWLESS = (*OF_LLAMAS, "chatglm", "exaone4", "gemma", "glm4", "hunyuan-dense", "mistral3", "olmo2", *WITH_LAYER_NORM)
 EVERY = (*WINDOWLESS, "cohere2", "gemma2", "gemma3")
 EQUAL: list[tuple[str, Add]] = [
     *((arch, nothing) for arch in EVERY),
     *((arch, linear) for arch in EVERY),
+    ("mistral3", yarn()),
+    ("mistral3", yarn(**GROWING)),
+    ("mistral3", yarn(**GROWING, rope_scaling_yarn_beta_fast=4.0, rope_scaling_yarn_beta_slow=0.5)),
     ("stablelm, parallel", nothing),
     ("gptneox, serial", nothing),
     ("exaone4, windows", nothing),
@@ -139,6 +156,10 @@ REFUSED: list[tuple[str, Add, str]] = [
     *((arch, window, "sliding_window is 7, which llama.cpp ignores") for arch in WINDOWLESS),
     *((arch, window_of_layers, "sliding_window is 7, which llama.cpp ignores") for arch in WINDOWLESS),
     ("llama", factor_without_a_type, "rope.scaling.factor is 4.0"),
+    ("mistral3", yarn(rope_scaling_yarn_ext_factor=0.5), "yarn_ext_factor is 0.5"),
+    ("mistral3", yarn(rope_scaling_yarn_attn_factor=1.2), "yarn_attn_factor is 1.2"),
+    ("mistral3", yarn(attn_temperature_length=8), "attention.temperature_length"),
+    ("qwen2", yarn(), "'yarn' is not implemented for GGUF files of qwen2"),
     ("qwen2", factors, "refuses in qwen2"),
     ("qwen3", factors, "refuses in qwen3"),
     ("smollm3", factors, "refuses in smollm3"),
@@ -170,6 +191,7 @@ FAMILY_OF = {
     "gemma3": "gemma3_text",
     "chatglm": "glm",
     "hunyuan-dense": "hunyuan_v1_dense",
+    "mistral3": "ministral3",
 }
 
 

@@ -37,6 +37,8 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
     "SmolLM2-1.7B": (_config("llama", _GROUPED, 49_152, 2048, 8192, 24, 32, 32, **_TIED), 1_711_376_384),
     "SmolLM3-3B": (_config("smollm3", _GROUPED, 128_256, 2048, 11_008, 36, 16, 4), 3_075_098_624),
     "Mistral-7B-v0.1": (_config("mistral", _GROUPED, 32_000, 4096, 14_336, 32, 32, 8), 7_241_732_096),
+    "Ministral-3-3B": (_config("ministral3", _HEADS, 131_072, 3072, 9216, 26, 32, 8, 128, **_TIED), 3_429_006_336),
+    "Ministral-3-8B": (_config("ministral3", _HEADS, 131_072, 4096, 14_336, 34, 32, 8, 128), 8_489_553_920),
     "Mistral-Nemo": (_config("mistral", _HEADS, 131_072, 5120, 14_336, 40, 32, 8, 128), 12_247_782_400),
     "Qwen2.5-0.5B": (_config("qwen2", _GROUPED, 151_936, 896, 4864, 24, 14, 2, **_QWEN25, **_TIED), 494_032_768),
     "Qwen2.5-1.5B": (_config("qwen2", _GROUPED, 151_936, 1536, 8960, 28, 12, 2, **_QWEN25, **_TIED), 1_543_714_304),

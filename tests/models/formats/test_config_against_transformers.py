@@ -162,7 +162,10 @@ MORE_FORMS: dict[str, dict[str, Any]] = {
 
 
 SAMPLED = [*NEWER.split(), "exaone4"]
-MORE = "arcee cohere2 exaone glm glm4 helium hunyuan_v1_dense hyperclovax internlm3 iquestcoder jais2 vaultgemma"
+MORE = (
+    "arcee cohere2 exaone glm glm4 helium hunyuan_v1_dense hyperclovax internlm3 iquestcoder jais2 ministral3 "
+    "vaultgemma"
+)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ CLASSES: dict[str, Any] = {
     "hunyuan_v1_dense": transformers.HunYuanDenseV1Config,
     "olmo2": partial(transformers.Olmo2Config, pad_token_id=None),
     "ministral": transformers.MinistralConfig,
+    "ministral3": transformers.Ministral3Config,
     "olmo3": partial(transformers.Olmo3Config, pad_token_id=None),
     "phi3": partial(transformers.Phi3Config, pad_token_id=None),
     "seed_oss": partial(transformers.SeedOssConfig, pad_token_id=None),
@@ -71,6 +72,7 @@ LLAMA3 = {
 }
 ALPHA = {"type": "dynamic", "alpha": 30.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2}
 MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 ABSENT: Any = object()  # takes a key away
@@ -108,6 +110,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ministral", {"num_key_value_heads": 2, "head_dim": 16}),
     ("ministral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 10}),
     ("ministral", {"num_key_value_heads": 2, "sliding_window": 17, "layer_types": MIXED, "head_dim": 10}),
+    ("ministral3", {"head_dim": 10}),
+    ("ministral3", {"head_dim": 10, "rope_parameters": GROWING, "sliding_window": 17}),
+    ("ministral3", {"head_dim": 10, "rope_scaling": {**GROWING, "mscale": 0.7}, "rope_theta": 1e6}),
     ("olmo3", {}),
     ("olmo3", {"rope_theta": 5e5, "rope_scaling": YARN, "sliding_window": 17, "attention_bias": True}),
     ("phi3", {}),
@@ -216,7 +221,7 @@ def test_windows_and_biases_are_those_of_the_model_transformers_builds(
     assert config.qk_norm == (f"{block}self_attn.k_norm.weight" in names)
     for number, layer in enumerate(model.model.layers):
         per_layer = getattr(layer.self_attn, "sliding_window", None)
-        window = expected.sliding_window if model_type in ("mistral", "phi3", "starcoder2") else per_layer
+        window = expected.sliding_window if model_type in ("mistral", "ministral3", "phi3", "starcoder2") else per_layer
         assert config.window_of(number) == window, number
         assert config.has_rope(number) == bool(getattr(layer.self_attn, "use_rope", True)), number
 
@@ -310,6 +315,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "dim_model_base": 256,
         "scale_depth": 1.4,
     },
+    "Ministral-3-8B-Base-2512": {
+        "model_type": "ministral3",
+        "rope_parameters": {**GROWING, "type": "yarn", "rope_theta": 1e6, "beta_fast": 32.0, "beta_slow": 1.0},
+        "sliding_window": None,
+    },
     "Hunyuan-7B-Instruct": {
         "model_type": "hunyuan_v1_dense",
         "attention_head_dim": 8,
@@ -369,6 +379,15 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     ("gemma3_text", {"rope_parameters": {"sliding_attention": LINEAR}}, ["sliding_attention is scaled"]),
     ("phi3", {"rope_scaling": {"type": "longrope"}}, ["short_factor"]),
+    ("ministral3", {"rope_theta": 5000.0}, ["rope_parameters.rope_theta is 1000000.0 and rope_theta is 5000.0"]),
+    ("ministral3", {"rope_parameters": YARN}, ["rope_parameters.llama_4_scaling_beta is missing"]),
+    (
+        "ministral3",
+        {"rope_scaling": {**GROWING, "llama_4_scaling_beta": -1}},
+        ["rope_scaling.llama_4_scaling_beta is -1"],
+    ),
+    ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, ["rope_parameters.rope_type is 'default'"]),
+    ("llama", {"rope_scaling": GROWING}, ["rope_scaling.llama_4_scaling_beta", "means nothing to RoPE of type 'yarn'"]),
     ("minicpm", {"scale_depth": 0}, ["scale_depth is 0"]),
     ("hunyuan_v1_dense", {"use_qk_norm": False}, ["use_qk_norm is false, and only true"]),
     ("hunyuan_v1_dense", {"attention_head_dim": 10, "head_dim": 8}, ["attention_head_dim is 10, and only 8"]),
