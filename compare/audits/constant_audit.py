@@ -61,6 +61,7 @@ def audit_constants(graph: ir.Graph, interface: Interface) -> ConstantAudit:
     _epsilons(audit, nodes, config)
     _scales(audit, nodes, config)
     _windows(audit, nodes, config)
+    _forms_of_gelu(audit, nodes, config)
     _tables(audit, nodes, config, interface.max_sequence_length)
     _readers(audit, graph, expected_tensors(config, interface.ends), config)
     return audit
@@ -155,6 +156,22 @@ def _cap(cap: float) -> str:
 def _attention(nodes: list[ir.Node], layer: int) -> ir.Node | None:
     prefix = f"model.layers.{layer}."
     return next((n for n in nodes if n.op_type == "Attention" and _out(n).startswith(prefix)), None)
+
+
+_FORMS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
+
+
+def _forms_of_gelu(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
+    """Exact, or by tanh: half precision rounds by more than the two differ, so that outputs do not tell them apart."""
+    wanted = _FORMS.get(config.hidden_act)
+    places = [node for node in nodes if node.op_type == "Gelu" and _out(node).startswith("model.layers.")]
+    forms = {_out(node): node.attributes.get_string("approximate", "none") for node in places}
+    wrong = [f"layer {name.split('.')[2]}" for name, form in forms.items() if wanted is not None and form != wanted]
+    if wrong:
+        told = {"none": "exact", "tanh": "by tanh"}
+        other = next(form for form in forms.values() if form != wanted)
+        said = _places(wrong, len(places), "layers")
+        audit.problems.append(f"{said} GELU is {told.get(other, other)}, wanted {told[wanted or '']}")
 
 
 def _windows(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:

@@ -258,6 +258,17 @@ def test_queries_that_grow_are_held_against_the_config(tmp_path: Path) -> None:
         assert all(said in problem for problem in audit.problems)
 
 
+def test_another_form_of_gelu_is_a_problem(tmp_path: Path) -> None:
+    config = replace(EVERYTHING, hidden_act="gelu_pytorch_tanh")
+    export(gainful(config), tmp_path, Precision.FP16)
+    graph = ir.load(tmp_path / ONNX_FILE).graph
+    wanted = Interface(config, BY_NAME["float16"], 29)
+    assert audit_constants(graph, wanted).problems == []
+    exact = replace(wanted, config=replace(config, hidden_act="gelu"))
+    said = "layer 0, layer 1, layer 2 GELU is by tanh, wanted exact"
+    assert audit_constants(graph, exact).problems == [said]
+
+
 @pytest.mark.parametrize(("spoil", "said"), UNSEEN, ids=[spoil.__name__ for spoil, _ in UNSEEN])
 def test_what_a_graph_hides_is_not_judged(
     bundles: dict[Precision, Path], spoil: Callable[[Bench], None], said: str, tmp_path: Path
