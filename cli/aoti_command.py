@@ -11,6 +11,7 @@ from blockexport.cli.judging import show
 from blockexport.cli.terminal_export import export
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
+from blockexport.runtime.compute_device import CPU_NAME, ComputeDevice
 from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -28,15 +29,16 @@ def aoti(
     no_explain: options.NoExplain = False,
     force: options.Force = False,
     max_memory: options.MaxMemory = None,
+    device: options.Device = CPU_NAME,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> ExitCode:
     """Compile a model with PyTorch's AOTInductor, judge the package, and add it to a bundle.
 
     The package runs from C++ with libtorch alone, and updates the cache in place. It is code for this machine's
-    processor; others refuse it by name. Compiling takes about a minute for 30 layers and needs a C++ compiler. A
-    package that fails is not added, and the exit code is 1. A checkpoint is first exported as `blockexport onnx` does;
-    --output and --force are for that.
+    processor, or with --device cuda for its GPU; others refuse it by name. Compiling takes about a minute for 30 layers
+    and needs a C++ compiler. A package that fails is not added, and the exit code is 1. A checkpoint is first exported
+    as `blockexport onnx` does; --output and --force are for that.
 
     Example: blockexport aoti smollm2
     """
@@ -44,6 +46,7 @@ def aoti(
     from blockexport.export.bundle.manifest import MANIFEST
 
     how: dict[str, Any] = {"no_compare": no_compare, "no_explain": no_explain, "quiet": quiet}
+    how["device"] = ComputeDevice.named(device)
     memory = options.memory_bytes(max_memory)
     if (Path(model) / MANIFEST).is_file():
         if output is not None or force:
@@ -60,7 +63,14 @@ def aoti(
 
 
 def _add(
-    bundle: Path, source: str | None, max_memory: int | None, *, no_compare: bool, no_explain: bool, quiet: bool
+    bundle: Path,
+    source: str | None,
+    max_memory: int | None,
+    *,
+    device: ComputeDevice,
+    no_compare: bool,
+    no_explain: bool,
+    quiet: bool,
 ) -> ExitCode:
     from blockexport.compare.judged_bundle import require_own_weights
     from blockexport.export.aoti import check_compile_memory, compile_package
@@ -89,9 +99,9 @@ def _add(
     with addition(bundle) as folder:
         with console.progress_bar(quiet=quiet) as progress:
             progress("compiling", 0, 1)
-            names = compile_package(checkpoint, manifest.interface, manifest.rope_table_rows, folder)
+            names = compile_package(checkpoint, manifest.interface, manifest.rope_table_rows, folder, device.torch)
             progress("compiling", 1, 1)
-            judged = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress)
+            judged = None if no_compare else _judge(bundle, folder, manifest, checkpoint, progress, device)
         code = ExitCode.GOOD if judged is None else show(judged, no_explain=no_explain, quiet=quiet).exit_code
         if code is ExitCode.BAD:
             console.say("the package is bad and was not added")
@@ -103,11 +113,20 @@ def _add(
     return code
 
 
-def _judge(bundle: Path, folder: Path, manifest: Manifest, checkpoint: Checkpoint, progress: Progress) -> Judgement:
+def _judge(
+    bundle: Path,
+    folder: Path,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    device: ComputeDevice,
+) -> Judgement:
     from blockexport.compare.judge import run_checks
     from blockexport.compare.judged_bundle import bundle_options
     from blockexport.runtime.aoti_decoder import AotiDecoder
     from blockexport.runtime.backends import AOTI, Opening
 
-    decoder = AotiDecoder(Opening(AOTI.name, bundle, manifest), folder)
-    return run_checks(decoder, checkpoint, bundle_options(bundle, AOTI.name, package_folder=folder), progress)
+    decoder = AotiDecoder(Opening(AOTI.name, bundle, manifest, device=device), folder)
+    return run_checks(
+        decoder, checkpoint, bundle_options(bundle, AOTI.name, package_folder=folder, device=str(device)), progress
+    )

@@ -13,6 +13,7 @@ from blockexport.cli.running_code import warn_of_code
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.threads import use_threads
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def serve(
         int, typer.Option("--drain", metavar="SECONDS", min=1, help="After SIGTERM, for answers that have begun.")
     ] = 60,
     backend: options.Backend = ONNXRUNTIME.name,
+    device: options.Device = CPU_NAME,
     model: options.Source = None,
     trust: options.Trust = False,
     ray: Annotated[
@@ -103,7 +105,9 @@ def serve(
         warn_of_code(one, backend, trust=trust)
     if replicas > 1 and ray is None:
         raise UsageError(f"--replicas {replicas} are Ray's to run: give --ray as well, or one server for each")
-    how: dict[str, Any] = {"backend": backend, "model": model, "exact": exact}
+    if ray is not None and device != CPU_NAME:
+        raise UsageError(f"--device {device} does not go with --ray, whose stages run on processors: leave one out")
+    how: dict[str, Any] = {"backend": backend, "device": device, "model": model, "exact": exact}
     how["max_sequence_length"] = max_sequence_length
     asked = ServerOptions(
         host=host,

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.export.passes import move_to_device_pass
 
-from blockexport.export.bundle.aoti_machine import AOTI_INFO, machine_info
+from blockexport.export.bundle.aoti_machine import AOTI_INFO, CPU, machine_info
 from blockexport.export.bundle.manifest import AOTI_FILE
 from blockexport.export.graph.trace import trace_whole
 from blockexport.export.output.disk import check_free_space, disk_errors
@@ -55,7 +56,9 @@ class _InPlace(nn.Module):
         return result
 
 
-def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: int, folder: Path) -> list[str]:
+def compile_package(
+    checkpoint: Checkpoint, interface: Interface, table_rows: int, folder: Path, device: torch.device = CPU
+) -> list[str]:
     """Write `model.aoti.pt2` and `aoti.json` into `folder`; returns their names. Takes a minute for thirty layers.
 
     Args:
@@ -63,6 +66,7 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
         interface: type and ends; M stays symbolic in the package.
         table_rows: rows of its RoPE table, the largest M a loader may use.
         folder: an existing folder.
+        device: what it is compiled for, and is here.
 
     Raises:
         NotJudgedError: there is no C++ compiler on this machine.
@@ -76,6 +80,8 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
     model = load_model(checkpoint, interface.dtype, table_rows, ends=interface.ends)
     with torch.no_grad():
         program = trace_whole(_InPlace(model), interface)
+    if device != CPU:
+        program = move_to_device_pass(program, device)
     try:
         with warnings.catch_warnings(), _workplace(), patient_file(folder / AOTI_FILE) as file:
             warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about its own pytree, when it copies a program
@@ -95,7 +101,8 @@ def compile_package(checkpoint: Checkpoint, interface: Interface, table_rows: in
             f"the C++ compiler {compiler_name()!r} fails here ({reason}): {_COMPILER_REMEDY}"
         ) from error
     with disk_errors(folder):
-        (folder / AOTI_INFO).write_text(json.dumps(machine_info(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        info = json.dumps(machine_info(device), indent=2, sort_keys=True)
+        (folder / AOTI_INFO).write_text(f"{info}\n", encoding="utf-8")
     return [AOTI_FILE, AOTI_INFO]
 
 

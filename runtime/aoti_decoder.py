@@ -28,7 +28,8 @@ class AotiDecoder(Decoder):
         self.interface = wanted.interface
         require_table_rows(self.max_sequence_length, manifest.rope_table_rows, self.config)
         read_graph(folder, manifest)  # which tells a forged M from the bundle's
-        check_machine(path.with_name(AOTI_INFO))
+        self.device = wanted.device
+        check_machine(path.with_name(AOTI_INFO), self.device.torch)
         if package_folder is None:
             # Machine code: nothing of it runs that was not compared.
             if AOTI_FILE not in manifest.files:
@@ -37,13 +38,17 @@ class AotiDecoder(Decoder):
                     f"`blockexport aoti {shlex.quote(str(folder))}`"
                 )
             check_file(path, manifest.files[AOTI_FILE], whole=True)
+        index = self.device.index if self.device.on_gpu else -1
         try:
-            self._run_package = torch._inductor.aoti_load_package(str(path))
+            self._run_package = torch._inductor.aoti_load_package(str(path), device_index=index)
         except RuntimeError as error:
             raise UsageError(f"{path} does not load: {error}") from error
         self.reset()
 
     def _run(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        at = self.device.torch
         with torch.inference_mode():
-            outputs: torch.Tensor = self._run_package(inputs.contiguous(), position_ids_BS.contiguous(), self._past)
-        return outputs
+            outputs: torch.Tensor = self._run_package(
+                inputs.contiguous().to(at), position_ids_BS.contiguous().to(at), self._past
+            )
+        return outputs.to("cpu")

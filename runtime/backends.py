@@ -158,7 +158,7 @@ _FLOAT32 = Arithmetic(True, True, "every operator in float32")
 _TORCH = {**everywhere(True, "PyTorch on the CPU, every operator in {}"), Precision.FP32: _FLOAT32}
 _ENGINE = everywhere(True, "the engine's own kernels on the GPU, matrix products in {}")
 _INDUCTOR = (
-    "AOTInductor on a CPU stores {} and computes what it fuses in float32: judged are the program, the rounded weights "
+    "AOTInductor on {} stores {} and computes what it fuses in float32: judged are the program, the rounded weights "
     "and the cache, and not the rounding of a target that computes in it"
 )
 _TORCH_GPU = everywhere(True, "PyTorch on the GPU, every operator in {}, without TF32")
@@ -203,8 +203,7 @@ REPLAY = Backend(
     judges=(Precision.BF16,),
 )
 ONNXRUNTIME_NONPAD, REPLAY_NONPAD = (
-    replace(one, name=f"{one.name}-nonpad", file=NONPAD_FILE, graph=NONPAD_FILE, cmake_option=None)
-    for one in (ONNXRUNTIME, REPLAY)
+    replace(one, name=f"{one.name}-nonpad", file=NONPAD_FILE, graph=NONPAD_FILE) for one in (ONNXRUNTIME, REPLAY)
 )
 PT2 = Backend(
     "pt2",
@@ -217,10 +216,11 @@ PT2 = Backend(
 AOTI = Backend(
     "aoti",
     "blockexport.runtime.aoti_decoder:AotiDecoder",
-    (CPU_NAME,),
-    {**everywhere(False, _INDUCTOR), Precision.FP32: _FLOAT32},
+    (CPU_NAME, CUDA_NAME),
+    {**everywhere(False, _INDUCTOR.format("a CPU", "{}")), Precision.FP32: _FLOAT32},
     file=AOTI_FILE,
     cmake_option="BLOCKEXPORT_WITH_AOTI",
+    gpu_arithmetic={**everywhere(False, _INDUCTOR.format("a GPU", "{}")), Precision.FP32: _FLOAT32},
 )
 EAGER = Backend(
     "eager",

@@ -22,6 +22,7 @@ from blockexport.runtime.onnx_decoder import OnnxDecoder, failed_node
 from blockexport.runtime.onnx_session import GRAPH_ID, NO_GRAPH, bind, ort, run_options
 
 _Key = tuple[int, int]
+_MOST_GRAPHS = 64  # of steps: rows that `serve` runs alone have some of their own, and each takes memory
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class CudaOnnxDecoder(OnnxDecoder):
         return call.output.to("cpu", copy=True)
 
     def _call_for(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> _Call:
-        if position_ids_BS.shape[1] != 1:
-            return self._bound(inputs.shape, position_ids_BS, NO_GRAPH)
         key = self._past[0].data_ptr(), self.batch_size
+        if position_ids_BS.shape[1] != 1 or (key not in self._steps and len(self._steps) >= _MOST_GRAPHS):
+            return self._bound(inputs.shape, position_ids_BS, NO_GRAPH)
         if key not in self._steps:
             self._steps[key] = self._bound(inputs.shape, position_ids_BS, str(next(self._graphs)))
         return self._steps[key]

@@ -17,10 +17,11 @@ import torch
 
 from blockexport.export.bundle.check_graph import REMEDY, declare_max_sequence_length, leave_slots_open, read_graph
 from blockexport.export.bundle.file_check import check_artifact
+from blockexport.export.bundle.manifest import NONPAD_FILE
 from blockexport.models import io_names
 from blockexport.models.block.cache import empty_cache
-from blockexport.models.errors import ArtifactError
-from blockexport.runtime.backends import Opening
+from blockexport.models.errors import ArtifactError, NotJudgedError
+from blockexport.runtime.backends import ONNXRUNTIME, Opening
 from blockexport.runtime.decoder import Decoder
 from blockexport.runtime.huge_pages import in_huge_pages
 from blockexport.runtime.onnx_session import (
@@ -31,6 +32,7 @@ from blockexport.runtime.onnx_session import (
     ort,
     require_shapes,
     session_options,
+    version,
 )
 
 FIRST_SLOTS = 128  # bound at first, or M where that is less
@@ -46,6 +48,9 @@ _EXACT = ("session.disable_quant_qdq", "1")
 # The kernel does without the rounding, too, but widens the whole matrix again at every call: the same values for less
 # memory, in ten times the processor time of a step.
 _EXACT_IN_LITTLE = ("session.qdq_matmulnbits_accuracy_level", "1")
+
+
+_WITHOUT_MASK = (1, 28)  # the first version whose CUDA provider takes it; on a processor 1.26 does
 
 
 class OnnxDecoder(Decoder):
@@ -153,11 +158,27 @@ def _session(wanted: Opening, graph: onnx.ModelProto, *, grows: bool) -> tuple[o
         model = graph.SerializeToString()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(wanted.folder))
     if wanted.device.on_gpu:
+        _require_cuda_kernels(wanted)
         return open_cuda_session(model, options, path, f"{REMEDY}.", wanted.device)
     if wanted.exact or wanted.low_memory:
         return open_session(model, options, path, f"{REMEDY}."), False
     with in_huge_pages():
         return open_session(model, options, path, f"{REMEDY}."), False
+
+
+def _require_cuda_kernels(wanted: Opening) -> None:
+    quantisation = wanted.manifest.quantisation
+    if quantisation is not None and quantisation.embedding is not None:
+        raise NotJudgedError(
+            f"ONNX Runtime {ort.__version__} has no CUDA kernel for the rows of an embedding in int8: export with "
+            "--embedding float"
+        )
+    if wanted.graph == NONPAD_FILE and version() < _WITHOUT_MASK:
+        raise NotJudgedError(
+            f"ONNX Runtime {ort.__version__} does not run attention without a mask on {wanted.device}, which needs "
+            f"{'.'.join(map(str, _WITHOUT_MASK))} or later: upgrade onnxruntime-gpu, or take --backend "
+            f"{ONNXRUNTIME.name}, which runs {ONNXRUNTIME.file}"
+        )
 
 
 def failed_node(error: Exception) -> Exception:

@@ -24,7 +24,16 @@ from blockexport.runtime.compute_device import CPU, ComputeDevice
 from blockexport.runtime.decoder import require_shape
 from blockexport.runtime.threads import most_threads
 
-__all__ = ["bind", "open_cuda_session", "open_session", "ort", "require_shapes", "run_options", "session_options"]
+__all__ = [
+    "bind",
+    "open_cuda_session",
+    "open_session",
+    "ort",
+    "require_shapes",
+    "run_options",
+    "session_options",
+    "version",
+]
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -188,9 +197,14 @@ def lacks_memory(said: str) -> bool:
     return any(words in said.lower() for words in ("failed to allocate", "bad_alloc", "bad allocation"))
 
 
-def _remedy(said: str, version: str) -> str:
+def version(of: str = "") -> tuple[int, ...]:
+    """Major and minor of ONNX Runtime, or of one that is called so, to be compared with what something needs."""
+    return tuple(map(int, (of or ort.__version__).split(".")[:2]))
+
+
+def _remedy(said: str, here: str) -> str:
     """A kernel that is missing where the operators are known is missing for its type: bfloat16 on a CPU."""
-    if _NO_KERNEL in said and tuple(map(int, version.split(".")[:2])) >= _ALL_OPERATORS:
+    if _NO_KERNEL in said and version(here) >= _ALL_OPERATORS:
         return (
             "This version knows the operators of a bundle, and has no CPU kernel of this one for the graph's type. Use "
             "--backend replay, which computes a bundle node by node in PyTorch, or a file in another precision"

@@ -52,7 +52,7 @@ def open_decoder(
             fast, for an error of about 0.6 % of each product. And there are as many slots as the context needs.
         first_slots: slots of each row that a cache has at first, where it grows (onnxruntime); by default 128, or all M
             with `exact`.
-        device: `cpu`, or `cuda:N` for a GPU (onnxruntime, eager, pt2; an engine runs on its GPU without being told).
+        device: `cpu`, or `cuda:N` for a GPU (onnxruntime, eager, pt2, aoti); an engine needs not be told.
 
     Raises:
         UsageError: no such backend or device, a backend that does not run there, no such bundle, a damaged artifact, a

@@ -143,11 +143,14 @@ def _aoti_weights(path: Path) -> ArtifactWeights:
         if library is None:
             return ArtifactWeights({})
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(archive.extract(library, folder), 1)
+        cuda = any(name.endswith(".cubin") for name in archive.namelist())
+        runners = torch._C._aoti
+        runner_class = runners.AOTIModelContainerRunnerCuda if cuda else runners.AOTIModelContainerRunnerCpu
+        runner = runner_class(archive.extract(library, folder), 1)
     values = {name.removeprefix("decoder."): value for name, value in runner.extract_constants_map(False).items()}
     tensors = {name: value for name, value in values.items() if name not in _TABLES}
 
     def read(name: str, _: object = runner) -> torch.Tensor:
-        return tensors[name]  # a view of the library's memory, which the runner keeps loaded
+        return tensors[name].to("cpu")  # a view of the library's memory, which the runner keeps loaded
 
     return ArtifactWeights({name: tuple(value.shape) for name, value in tensors.items()}, read)

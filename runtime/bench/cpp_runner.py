@@ -7,10 +7,11 @@ import subprocess
 from pathlib import Path
 
 from blockexport.models.errors import NotJudgedError
-from blockexport.runtime.backends import ONNXRUNTIME
+from blockexport.runtime.backends import backend_named
 from blockexport.runtime.bench.bench_plan import BenchPlan, CaseSample, Memory, Side
 from blockexport.runtime.bench.meter import Meter, memory_of_this_process
 from blockexport.runtime.bench.runner import Runner
+from blockexport.runtime.compute_device import CPU_NAME
 
 
 class CppRunner(Runner):
@@ -62,8 +63,10 @@ class CppRunner(Runner):
 
 def _command(side: Side, plan: BenchPlan) -> list[str]:
     opened, command = side.opened, [str(side.program), str(side.path), "--asked", "--backend", str(side.backend)]
-    if side.backend == ONNXRUNTIME.name:
+    if backend_named(str(side.backend)).runs_onnx:
         command += ["--threads", str(plan.threads)]
+    if opened.device != CPU_NAME:
+        command += ["--device", opened.device]
     if opened.max_sequence_length is not None:
         command += ["--max-sequence-length", str(opened.max_sequence_length)]
     return command + [

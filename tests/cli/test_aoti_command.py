@@ -15,7 +15,7 @@ from blockexport.export.bundle.manifest import AOTI_FILE
 from tests.compare.report.test_report import FAIL, PASS, report_of
 
 
-def compiled(checkpoint: Any, options: Any, rows: int, folder: Path) -> list[str]:
+def compiled(checkpoint: Any, options: Any, rows: int, folder: Path, device: Any) -> list[str]:
     for name in (AOTI_FILE, AOTI_INFO):
         (folder / name).write_text(name)
     return [AOTI_FILE, AOTI_INFO]

@@ -18,10 +18,11 @@ import blockexport.cli.options  # noqa: F401 - what they offer is listed when th
 from blockexport.cli.main import main
 from blockexport.compare.judge import JudgeOptions
 from blockexport.export.bundle.manifest import GRAPHS
-from blockexport.models.errors import UsageError
+from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.precision import Precision
 from blockexport.runtime.backends import BACKENDS, Arithmetic, Library, backend_named, everywhere, usual_backend
 from blockexport.runtime.eager import EagerDecoder
+from blockexport.runtime.open import open_decoder
 from tests.compare.judged import judge
 from tests.compare.memory_checkpoint import TINY, eager_model, random_checkpoint
 from tests.runtime.echo_decoder import ECHO
@@ -104,7 +105,7 @@ def test_each_precision_has_one_usual_judge() -> None:
         assert backend_named(usual_backend(precision, graph)).arithmetic[precision].can_judge
 
 
-@pytest.mark.parametrize("command", ["compare", "selftest", "generate", "bench"])
+@pytest.mark.parametrize("command", ["compare", "selftest", "generate", "bench", "serve", "aoti"])
 def test_a_gpu_that_is_not_there_is_said_at_once(
     command: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,3 +144,27 @@ def test_no_other_file_spells_a_backends_name() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     }
     assert spelt == set(OWN_NAMES)
+
+
+def test_what_does_not_run_on_a_gpu(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("blockexport.runtime.compute_device.ComputeDevice._require", lambda self: None)
+    assert main(["compare", str(bundle), "--backend", "replay", "--device", "cuda"]) == 2
+    assert "--backend replay does not run on cuda:0, which onnxruntime, " in capsys.readouterr().err
+    assert main(["serve", str(bundle), "--ray", "local", "--device", "cuda"]) == 2
+    assert "--device cuda does not go with --ray" in capsys.readouterr().err
+    quantised = bundle.parent / "int8"
+    assert main(["onnx", "tiny", "-o", str(quantised), "-M", "32", "--quantize", "int8", "--no-compare", "-q"]) == 0
+    assert main(["selftest", str(quantised), "--device", "cuda"]) in (2, 3)
+    with pytest.raises(NotJudgedError, match="no CUDA kernel for the rows of an embedding in int8: export with --emb"):
+        open_decoder(quantised, device="cuda")
+    masked, older = (
+        bundle.parent / "both",
+        "ONNX Runtime 1.27.3 does not run attention without a mask on cuda:0, which needs 1.28 or",
+    )
+    assert main(["onnx", "tiny", "-o", str(masked), "-M", "32", "--attention", "both", "--no-compare", "-q"]) == 0
+    monkeypatch.setattr("blockexport.runtime.onnx_session.ort.__version__", "1.27.3")
+    for command in ("selftest", "compare"):
+        assert main([command, str(masked), "--backend", "onnxruntime-nonpad", "--device", "cuda"]) == 3
+        assert older in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_the_file_passes_equals_transformers_and_runs_in_genai(
     report = json.loads(capsys.readouterr().out)["report"]
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     integers = {"integers"}  # of quantised files
-    assert verdicts.keys() == {entry.name for entry in choose_checks()} - integers
+    assert verdicts.keys() == {entry.name for entry in choose_checks()} - integers - {"placement"}
     assert set(verdicts.values()) == {"pass"}
     assert report["positions"]["position"][-1] == 511
     # Rows of unequal length, prefilled with padding and then stepped each at its own position.

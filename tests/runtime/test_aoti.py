@@ -126,6 +126,7 @@ def test_two_decoders_in_two_threads(made: Path, built: Path, tmp_path: Path) ->
         ("machine", "sparc64", "sparc64"),
         ("torch", "1.13.0", "1.13.0"),
         ("schema_version", 2, "schema version 2"),
+        ("device", "cuda", "was compiled for cuda and was asked to run on cpu: say --device cuda"),
     ],
 )
 def test_a_package_for_another_machine_is_refused_by_name(

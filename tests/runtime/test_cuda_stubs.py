@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import onnx
@@ -23,8 +24,9 @@ from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.precision import Precision
 from tests.cuda_stub_run import stub_model
 from tests.cuda_stubs import build_stubs, placements
-from tests.exported import export, list_file
+from tests.exported import export, list_file, random_model
 from tests.made_once import MadeOnce
+from tests.runtime.cpp import cpp_build
 from tests.support import REPOSITORY
 
 WHEEL = "onnxruntime-gpu==1.31.1"
@@ -109,6 +111,32 @@ def test_a_node_that_falls_to_the_processor_is_found(provider: Path, bundle: Pat
     told, _ = _run(provider, broken, "onnxruntime", "80")
     assert f"fail: on the processor, and computing more than shapes: Tan ({node.name})" in told
     assert "False" in told.partition("\n")[0]  # no CUDA graph either
+
+
+def test_the_cpp_decoder(provider: Path, tmp_path: Path) -> None:
+    """Steps are one graph for each number of slots, caches are copied on the GPU when they grow, and of a prompt the
+    last logits come back alone."""
+    bundle = tmp_path / "bundle"
+    model = random_model(head_dim=16, sliding_window=None, layer_types=(), max_position_embeddings=300)
+    export(model, bundle, Precision.FP16, slots=260, attention=AttentionForms.BOTH)
+    capi = provider / "onnxruntime/capi"
+    options = [
+        f"-DONNXRUNTIME_INCLUDE_DIR={cpp_build.onnxruntime_headers()}",
+        f"-DONNXRUNTIME_LIBRARY={next(capi.glob('libonnxruntime.so.*'))}",
+    ]
+    build = cpp_build.build("onnxruntime-gpu", [*options, cpp_build.QUICKLY], "speed", "chat")
+    words = ["--device", "cuda", "--context", "120", "--steps", "20", "--rows", "2"]
+    stubs = {"LD_LIBRARY_PATH": str(provider / "stubs"), "STUB_TRACE": "1"}
+    for backend in ("onnxruntime", "onnxruntime-nonpad"):
+        done = cpp_build.attempt([str(build / "speed"), str(bundle), *words, "--backend", backend], stubs)
+        assert done.returncode == 0, done.stderr
+        traced = Counter(done.stderr.splitlines())
+        assert traced["launched"] == 21  # one step to warm up
+        assert traced["copied 2 x 202 from 24240 to 202"] == 2  # logits of 101 tokens
+        assert traced["copied 4 x 4096 from 4096 to 8192"] == 6  # 128 slots of 2 rows and 2 heads become 256, 3 layers
+    done = cpp_build.attempt([str(build / "chat"), str(bundle), "x", "--device", "cuda"], {"LD_LIBRARY_PATH": ""})
+    assert done.returncode == 2
+    assert "cannot open shared object file" in done.stderr and "install the CUDA libraries that it names" in done.stderr
 
 
 def test_a_library_that_is_missing_is_named(provider: Path, bundle: Path, tmp_path: Path) -> None:

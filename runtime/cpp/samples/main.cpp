@@ -5,7 +5,7 @@
 //
 // Options: --raw (no chat template), --max-new-tokens N, --temperature T, --top-k K, --top-p P, --seed S,
 //          --max-sequence-length M or -M M (cache slots, when other than the bundle's), --backend NAME,
-//          --provider NAME, --threads N, --exact (quantised weights in the declared type), --low-memory,
+//          --device cpu|cuda[:N], --threads N, --exact (quantised weights in the declared type), --low-memory,
 //          --draft ngram|BUNDLE (proposes tokens that are verified several at a time), --draft-tokens K (8),
 //          --verify-weights (every byte against the manifest), --quiet (no speed on stderr)
 #include <blockexport/blockexport.h>
@@ -73,6 +73,7 @@ Arguments read_arguments(int argc, char** argv) {
       {"--draft", [&](const std::string& value) { made.draft = value; }},
       {"--draft-tokens", [&](const std::string& value) { made.draft_tokens = integer(value); }},
       {"--backend", [&](const std::string& value) { made.decoder.backend = value; }},
+      {"--device", [&](const std::string& value) { blockexport::choose_device(made.decoder, value); }},
       {"--provider", [&](const std::string& value) { made.decoder.provider = value; }},
       {"--threads", [&](const std::string& value) { made.decoder.threads = threads(value); }}};
   for (int i = 1; i < argc; ++i) {

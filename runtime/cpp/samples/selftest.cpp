@@ -1,6 +1,6 @@
 // Proves a bundle on this machine: every file by its hash, then the golden vectors through the decoder.
 //
-//     selftest BUNDLE [--backend NAME] [--provider NAME] [--low-memory]
+//     selftest BUNDLE [--backend NAME] [--device cpu|cuda[:N]] [--provider NAME] [--low-memory]
 //
 // Exit code 0: equal within the tolerance; 1: a difference, a file that is not the exported one, or a bundle that was
 // judged and found bad when it was exported; 2: something that could not be run, named on stderr.
@@ -36,13 +36,15 @@ bool run(const std::string& bundle, const blockexport::DecoderOptions& options) 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string bundle;
+  std::string bundle, device;
   blockexport::DecoderOptions options;
   options.exact = true;  // the golden outputs are
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--backend" && i + 1 < argc) {
       options.backend = argv[++i];
+    } else if (word == "--device" && i + 1 < argc) {
+      device = argv[++i];
     } else if (word == "--provider" && i + 1 < argc) {
       options.provider = argv[++i];
     } else if (word == "--low-memory") {
@@ -55,10 +57,11 @@ int main(int argc, char** argv) {
     }
   }
   if (bundle.empty()) {
-    std::cerr << "usage: selftest BUNDLE [--backend NAME] [--provider NAME] [--low-memory]\n";
+    std::cerr << "usage: selftest BUNDLE [--backend NAME] [--device cpu|cuda[:N]] [--provider NAME] [--low-memory]\n";
     return 2;
   }
   try {
+    if (!device.empty()) blockexport::choose_device(options, device);
     const bool passed = run(bundle, options);
     std::cout << (passed ? "selftest passed" : "selftest FAILED: do not trust this build") << std::endl;
     return passed ? 0 : 1;

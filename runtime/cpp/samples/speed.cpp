@@ -3,7 +3,7 @@
 //     speed BUNDLE
 //
 // Options: --context T (tokens of the prompt, 64), --steps N (16), --rows B (1), --max-sequence-length M or -M M,
-//          --backend NAME, --threads N, --exact (quantised weights in the declared type), --low-memory
+//          --backend NAME, --device cpu|cuda[:N], --threads N, --exact (quantised weights in the declared type), --low-memory
 // With --asked it is driven by `blockexport bench`: for a line `load` it opens the bundle and answers `loaded`, and for
 // `run ROWS STEPS ID ID ...` it answers the seconds to the first token in a line, and those of all steps in another.
 #include <blockexport/blockexport.h>
@@ -47,6 +47,7 @@ Arguments read_arguments(int argc, char** argv) {
       {"--max-sequence-length", slots},
       {"-M", slots},
       {"--backend", [&](const std::string& value) { made.decoder.backend = value; }},
+      {"--device", [&](const std::string& value) { blockexport::choose_device(made.decoder, value); }},
       {"--threads", [&](const std::string& value) { made.decoder.threads = static_cast<int>(positive(value)); }}};
   const std::map<std::string, bool*> flags = {{"--exact", &made.decoder.exact},
                                               {"--low-memory", &made.decoder.low_memory},
@@ -108,7 +109,7 @@ Times run(blockexport::Decoder& decoder, const Ids& prompt, std::int64_t rows, s
   decoder.reset(rows);
   Ids next;
   Times times{};
-  times.first_token = seconds_of([&] { next = likeliest(decoder.prefill({prompt, rows})); });
+  times.first_token = seconds_of([&] { next = likeliest(decoder.prefill_last({prompt, rows})); });
   each(times.first_token);
   times.steps = seconds_of([&] {
     for (std::int64_t i = 0; i < steps; ++i) next = likeliest(decoder.step({next, rows}));

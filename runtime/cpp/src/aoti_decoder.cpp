@@ -30,7 +30,7 @@ c10::ScalarType scalar_type(DType dtype) {
 }
 
 // The package is machine code: on another processor it would crash, and another libtorch may not load it.
-void check_machine(const Manifest& manifest) {
+void check_machine(const Manifest& manifest, const std::string& device) {
   const std::filesystem::path path = manifest.file(kInfo);
   const std::string package = (manifest.folder / kPackage).string();
   try {
@@ -39,6 +39,11 @@ void check_machine(const Manifest& manifest) {
     if (info.at("schema_version") != kInfoSchema) {
       throw Error(path.string() + " has schema version " + info.at("schema_version").dump() +
                   " and this program reads " + std::to_string(kInfoSchema) + ": build it with the blockexport that wrote it");
+    }
+    const std::string compiled_for = info.value("device", "cpu");
+    if (compiled_for != device) {
+      throw Error(package + " was compiled for " + compiled_for + " and was asked to run on " + device +
+                  ": say --device " + compiled_for + ", or run `blockexport aoti --device " + device + "`");
     }
     const std::string made_for = info.at("machine"), made_by = info.at("torch"), here = TORCH_VERSION;
     if (made_for != machine()) {
@@ -62,7 +67,13 @@ void check_machine(const Manifest& manifest) {
 
 class AotiDecoder final : public Decoder {
  public:
-  explicit AotiDecoder(Manifest from) : Decoder(std::move(from)), loader_(manifest().file(kPackage).string()) { reset(); }
+  AotiDecoder(Manifest from, const DecoderOptions& options)
+      : Decoder(std::move(from)),
+        device_(options.provider == "cuda" ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device))
+                                           : c10::Device(c10::kCPU)),
+        loader_(manifest().file(kPackage).string(), "model", false, 1, device_.index()) {
+    reset();
+  }
 
  private:
   void allocate(std::int64_t batch_size) override {
@@ -71,7 +82,7 @@ class AotiDecoder final : public Decoder {
     const c10::InferenceMode inference;
     caches_.clear();
     for (std::int64_t i = 0; i < 2 * manifest().num_hidden_layers; ++i) {
-      caches_.push_back(at::zeros(shape, scalar_type(manifest().dtype)));
+      caches_.push_back(at::zeros(shape, c10::TensorOptions(scalar_type(manifest().dtype)).device(device_)));
     }
   }
 
@@ -82,11 +93,13 @@ class AotiDecoder final : public Decoder {
     arguments.push_back(first_input(inputs, length));
     // The package takes inputs as mutable memory and writes only to the caches.
     arguments.push_back(at::from_blob(const_cast<std::int64_t*>(position_ids.data()), {batch_size(), length},
-                                      c10::ScalarType::Long));
+                                      c10::ScalarType::Long)
+                            .to(device_));
     arguments.insert(arguments.end(), caches_.begin(), caches_.end());
     const std::vector<at::Tensor> outputs = run_package(arguments);
     check_output(outputs, length);
-    output_ = outputs[0].contiguous();
+    const std::int64_t wanted = last_alone() ? 1 : outputs[0].size(1);  // what is copied from a GPU
+    output_ = (device_.is_cpu() ? outputs[0] : outputs[0].narrow(1, outputs[0].size(1) - wanted, wanted).cpu()).contiguous();
     return {output_.const_data_ptr(), manifest().dtype, output_.size(0), output_.size(1), output_.size(2)};
   }
 
@@ -100,10 +113,11 @@ class AotiDecoder final : public Decoder {
 
   at::Tensor first_input(const Inputs& inputs, std::int64_t length) const {
     if (inputs.embeds == nullptr) {
-      return at::from_blob(const_cast<std::int64_t*>(inputs.ids), {batch_size(), length}, c10::ScalarType::Long);
+      return at::from_blob(const_cast<std::int64_t*>(inputs.ids), {batch_size(), length}, c10::ScalarType::Long)
+          .to(device_);
     }
     return at::from_blob(const_cast<float*>(inputs.embeds), {batch_size(), length, inputs.width}, c10::ScalarType::Float)
-        .to(scalar_type(manifest().dtype));
+        .to(device_, scalar_type(manifest().dtype));
   }
 
   // A package says nothing about its interface, so what it gave is held against the manifest.
@@ -117,6 +131,7 @@ class AotiDecoder final : public Decoder {
     }
   }
 
+  c10::Device device_;
   torch::inductor::AOTIModelPackageLoader loader_;
   std::vector<at::Tensor> caches_;
   at::Tensor output_;
@@ -124,15 +139,15 @@ class AotiDecoder final : public Decoder {
 
 }  // namespace
 
-std::unique_ptr<Decoder> open_aoti(Manifest manifest) {
+std::unique_ptr<Decoder> open_aoti(Manifest manifest, const DecoderOptions& options) {
   if (manifest.files.count(kPackage) == 0) {
     throw Error(manifest.folder.string() + " has no " + kPackage + ": `blockexport aoti BUNDLE` makes one");
   }
-  check_machine(manifest);
+  check_machine(manifest, options.provider);
   verify_file(manifest, kPackage, true);  // machine code: nothing of it runs that was not compared
   const std::string package = manifest.file(kPackage).string();
   try {
-    return std::make_unique<AotiDecoder>(std::move(manifest));
+    return std::make_unique<AotiDecoder>(std::move(manifest), options);
   } catch (const c10::Error& error) {
     throw Error(package + " does not load: " + error.what_without_backtrace());
   }

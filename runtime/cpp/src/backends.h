@@ -8,7 +8,7 @@ namespace blockexport {
 
 // One function per backend, each in a file that is compiled only when it was asked for.
 std::unique_ptr<Decoder> open_onnxruntime(Manifest manifest, const DecoderOptions& options);
-std::unique_ptr<Decoder> open_aoti(Manifest manifest);
+std::unique_ptr<Decoder> open_aoti(Manifest manifest, const DecoderOptions& options);
 std::unique_ptr<Decoder> open_tensorrt(Manifest manifest, const std::string& backend, int device);
 
 /// An input or output as an artifact declares it; an axis of any size is -1.

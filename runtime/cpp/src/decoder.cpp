@@ -78,6 +78,18 @@ Logits Decoder::prefill(const Inputs& inputs, const std::vector<std::int64_t>& l
   return logits;
 }
 
+Logits Decoder::prefill_last(const Inputs& inputs) {
+  last_alone_ = true;
+  try {
+    const Logits logits = prefill(inputs);
+    last_alone_ = false;
+    return logits;
+  } catch (...) {
+    last_alone_ = false;
+    throw;
+  }
+}
+
 Logits Decoder::step(const Inputs& inputs) {
   if (inputs.count != batch_size()) {
     throw Error("a step was given " + std::to_string(inputs.count) + " tokens for " + std::to_string(batch_size()) +
@@ -166,10 +178,21 @@ void redeclare(Manifest& manifest, std::int64_t slots) {
 
 }  // namespace
 
+void choose_device(DecoderOptions& options, const std::string& name) {
+  const std::string kind = name.substr(0, name.find(':')), number = name.substr(std::min(name.size(), kind.size() + 1));
+  const bool counted = name.size() > kind.size();
+  const bool digits = !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos;
+  if ((kind != "cpu" && kind != "cuda") || (counted && (kind == "cpu" || !digits))) {
+    throw Error("--device \"" + name + "\" is no device: give cpu, cuda or cuda:N");
+  }
+  options.provider = kind;
+  options.device = counted ? std::stoi(number) : 0;
+}
+
 std::vector<std::string> backends() {
   std::vector<std::string> names;
 #ifdef BLOCKEXPORT_WITH_ONNXRUNTIME
-  names.emplace_back("onnxruntime");
+  names.insert(names.end(), {"onnxruntime", "onnxruntime-nonpad"});
 #endif
 #ifdef BLOCKEXPORT_WITH_AOTI
   names.emplace_back("aoti");
@@ -192,9 +215,9 @@ std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const
     throw Error("the backend \"" + backend + "\" is not built into this program, which has " +
                 (known.empty() ? "none" : known) + ": configure it with -DBLOCKEXPORT_WITH_...=ON");
   }
-  const bool is_onnxruntime = backend == "onnxruntime";
-  if (!is_onnxruntime && (options.threads != 0 || options.low_memory || options.provider != "cpu")) {
-    throw Error("threads, low_memory and provider concern the backend onnxruntime, and this is " + backend +
+  const bool is_onnxruntime = backend.rfind("onnxruntime", 0) == 0;
+  if (!is_onnxruntime && (options.threads != 0 || options.low_memory || options.provider == "tensorrt")) {
+    throw Error("threads, low_memory and the provider tensorrt concern the backend onnxruntime, and this is " + backend +
                 ": leave them out");
   }
   if (options.threads < 0 || options.threads > most_threads()) {
@@ -204,10 +227,14 @@ std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& bundle, const
   Manifest manifest = read_manifest(bundle);
   if (options.max_sequence_length != 0) redeclare(manifest, options.max_sequence_length);
 #ifdef BLOCKEXPORT_WITH_ONNXRUNTIME
-  if (is_onnxruntime) return open_onnxruntime(std::move(manifest), options);
+  if (is_onnxruntime) {
+    DecoderOptions named = options;
+    named.backend = backend;
+    return open_onnxruntime(std::move(manifest), named);
+  }
 #endif
 #ifdef BLOCKEXPORT_WITH_AOTI
-  if (backend == "aoti") return open_aoti(std::move(manifest));
+  if (backend == "aoti") return open_aoti(std::move(manifest), options);
 #endif
 #if defined(BLOCKEXPORT_WITH_TENSORRT) || defined(BLOCKEXPORT_WITH_TENSORRT_RTX)
   if (backend.rfind("tensorrt", 0) == 0) return open_tensorrt(std::move(manifest), backend, options.device);

@@ -94,7 +94,7 @@ std::unique_ptr<Draft> model_draft(const std::filesystem::path& bundle, const De
                 "the same family and tokenizer, or --draft ngram");
   }
   const bool first = options.backend.empty() && !backends().empty();
-  if ((first ? backends().front() : options.backend) == "onnxruntime") {
+  if ((first ? backends().front() : options.backend).rfind("onnxruntime", 0) == 0) {
     options.max_sequence_length = std::min(large.max_sequence_length(), manifest.rope_table_rows);
   }
   return std::make_unique<ModelDraft>(open_decoder(bundle, options), large.manifest().vocab_size);

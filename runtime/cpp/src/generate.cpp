@@ -63,7 +63,7 @@ std::vector<float> feed(Decoder& decoder, const std::vector<std::int64_t>& ids) 
   std::vector<float> logits;
   for (std::int64_t start = 0; start < count; start += kPrefillChunk) {
     const std::vector<std::int64_t> chunk(ids.begin() + start, ids.begin() + std::min(start + kPrefillChunk, count));
-    const Logits given = decoder.prefill(chunk);
+    const Logits given = decoder.prefill_last(chunk);
     if (start + kPrefillChunk >= count) logits = given.last();
   }
   return logits;

@@ -23,6 +23,7 @@ std::unique_ptr<blockexport::Decoder> open(const Json& request) {
   blockexport::DecoderOptions options;
   options.backend = given.value("backend", options.backend);
   options.provider = given.value("provider", options.provider);
+  if (given.contains("device")) blockexport::choose_device(options, given.at("device"));
   options.threads = given.value("threads", options.threads);
   options.low_memory = given.value("low_memory", options.low_memory);
   options.exact = given.value("exact", options.exact);

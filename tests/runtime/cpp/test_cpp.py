@@ -19,6 +19,7 @@ import torch
 from blockexport.cli.main import main
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, read_manifest, sha256_of
+from blockexport.models.attention_forms import AttentionForms
 from blockexport.models.checkpoints.random_checkpoint import RandomCheckpoint
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
@@ -286,6 +287,39 @@ def test_weights_of_a_stranger(built: Path, tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "model.safetensors has the SHA-256" in done.stderr
         assert ("in its sampled pages" in done.stderr) is not bool(options)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("gpu", "is no device: give cpu, cuda or cuda:N"),
+        ("cpu:0", "is no device"),
+        ("cuda:", "is no device"),
+        ("cuda:1234", "is no device"),
+        (
+            "cuda:1",
+            "CUDA execution provider is not enabled in this build. Link the library of onnxruntime-gpu",
+        ),
+    ],
+)
+def test_a_device_that_is_not_there(built: Path, judged_stories: Path, device: str, said: str) -> None:
+    done = cpp_build.attempt([str(built / "chat"), str(judged_stories), "x", "--device", device])
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_the_graph_without_a_mask_has_the_bits_of_the_other(built: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    export(random_model(), bundle, attention=AttentionForms.BOTH)
+    calls = [{"ids": [3, 1, 4, 1, 5, 9]}, {"ids": [2]}]
+    masked, nonpad = (
+        run_cpp(built, tmp_path, bundle=str(bundle), options={"threads": 1, "backend": name}, calls=calls)
+        for name in ("onnxruntime", "onnxruntime-nonpad")
+    )
+    assert len(masked) == 7 * 101 and np.array_equal(masked, nonpad)
+    (bundle / "model.nonpad.onnx").unlink()
+    done = cpp_build.attempt([str(built / "chat"), str(bundle), "x", "--backend", "onnxruntime-nonpad"])
+    assert done.returncode == 2 and "model.nonpad.onnx" in done.stderr
 
 
 @pytest.mark.parametrize("threads", [-1, 100_000])

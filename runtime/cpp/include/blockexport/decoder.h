@@ -74,6 +74,10 @@ class Decoder {
   /// Throws Error when the chunk, padding included, does not fit after what is cached.
   Logits prefill(const Inputs& inputs, const std::vector<std::int64_t>& lengths = {});
 
+  /// The same where only the logits after each row's last token are wanted: [batch_size, 1, width], or all of them
+  /// where copying the others costs nothing.
+  Logits prefill_last(const Inputs& inputs);
+
   /// Appends one token to every row.
   Logits step(const Inputs& inputs);
 
@@ -90,12 +94,15 @@ class Decoder {
   virtual void allocate(std::int64_t batch_size) = 0;
   /// Runs the artifact on inputs that were checked.
   virtual Logits run(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) = 0;
+  /// Whether prefill_last asks.
+  bool last_alone() const { return last_alone_; }
 
  private:
   void check(const Inputs& inputs, const std::vector<std::int64_t>& position_ids) const;
 
   Manifest manifest_;
   std::vector<std::int64_t> lengths_;
+  bool last_alone_ = false;
 };
 
 /// How a bundle is opened. A field that a backend has no use for must keep its default.
@@ -107,13 +114,17 @@ struct DecoderOptions {
                                    ///< declared type, all M cache slots from the start. By default activations are
                                    ///< rounded to 8 bits first, which is several times as fast, and there are as many
                                    ///< slots as the context needs
-  std::string provider = "cpu";    ///< of onnxruntime: `cpu`, `cuda` or `tensorrt`
+  std::string provider = "cpu";    ///< `cpu` or `cuda` (onnxruntime, aoti), `tensorrt` (onnxruntime)
   int device = 0;                  ///< which GPU
   std::int64_t max_sequence_length = 0;  ///< M, when other than the bundle's: at most the rows of its RoPE table
   bool verify_weights = false;     ///< read every file that is run whole, and not a sample of its pages, for its SHA-256
 };
 
-/// The backends this library was built with: of `onnxruntime`, `aoti`, `tensorrt`, `tensorrt-rtx`.
+/// Sets provider and GPU as `cpu`, `cuda` or `cuda:N` says. Throws Error when it is none of these.
+void choose_device(DecoderOptions& options, const std::string& name);
+
+/// The backends this library was built with: of `onnxruntime`, `onnxruntime-nonpad` (the bundle's graph without a mask),
+/// `aoti`, `tensorrt`, `tensorrt-rtx`.
 std::vector<std::string> backends();
 
 /// Opens the bundle in `bundle` with an empty cache of one row.
