@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from blockexport.cli import console
 from blockexport.models.wording import plural, size
+from blockexport.runtime.compute_device import CPU_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,8 +60,9 @@ def headlines(result: BenchResult) -> Iterator[str]:
     plan = result.plan
     yield f"{result.processor or 'this machine'}, {plural(plan.threads, 'thread')}"
     for speed in result.speeds.values():
+        how = "read from memory" if speed.device == CPU_NAME else "moved by a copy"
         yield (
-            f"{speed.device.upper()}: {speed.memory_bandwidth / 1e9:.1f} GB/s read from memory, "
+            f"{speed.device.upper()}: {speed.memory_bandwidth / 1e9:.1f} GB/s {how}, "
             f"{speed.matrix_peak / 1e9:,.0f} GFLOP/s in {speed.matrix_type} matrices"
         )
     yield (

@@ -62,6 +62,7 @@ HOMES: dict[str, set[str]] = {
     "huggingface_hub": {"models/checkpoints/hub.py"},
     "tokenizers": {"runtime/text/detokenize.py", "runtime/text/encoder.py"},
     "jinja2": {"compare/report/html_page.py", "runtime/text/template_worker.py"},
+    "transformers": {"runtime/bench/transformers_runner.py"},
     "onnxruntime_genai": {"runtime/bench/genai_runner.py"},
     "xllamacpp": {"runtime/bench/llama_runner.py"},
     "ray": {"runtime/ray_chain.py", "runtime/serving/ray_replicas.py"},
@@ -81,7 +82,7 @@ HOMES: dict[str, set[str]] = {
         "compare/report/report_table.py",
     },
     # Test dependencies, and libraries that only later parts may use.
-    **{library: set() for library in ("onnxscript", "transformers", "tensorrt", "tensorrt_rtx")},
+    **{library: set() for library in ("onnxscript", "tensorrt", "tensorrt_rtx")},
 }
 LIGHT_OF_OURS = {
     "blockexport.export.lint.lint_target",

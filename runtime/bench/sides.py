@@ -23,12 +23,13 @@ from blockexport.models.regular_file import is_anything, read_json_object
 from blockexport.models.roofline import Footprint
 from blockexport.runtime.backends import ONNXRUNTIME, Backend, Library, backend_named, backend_names, device_for
 from blockexport.runtime.bench.bench_plan import BenchCase, BenchPlan, OpenedAs, Side, slots_needed
+from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.decoder_inputs import check_rows
 from blockexport.runtime.open import open_decoder
 
-GENAI, LLAMA, CPP = "genai", "llama.cpp", "cpp"
+GENAI, LLAMA, CPP, TRANSFORMERS = "genai", "llama.cpp", "cpp", "transformers"
 CPP_PROGRAM = "speed"
-GENAI_CONFIG = "genai_config.json"
+GENAI_CONFIG, HF_CONFIG = "genai_config.json", "config.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.", "lm_head."
 _GGUF_EMBEDDING, _GGUF_HEAD = "token_embd.weight", "output.weight"
 _HALF = 2  # bytes of a value in llama.cpp's cache
@@ -71,8 +72,8 @@ def other_side(named: str, ours: Side) -> Side:
 
     Args:
         named: a bundle, a folder with a genai_config.json, or a GGUF file. `genai:FOLDER` runs a bundle in
-            onnxruntime-genai, `NAME:BUNDLE` one on the backend NAME, and `cpp:FOLDER` our bundle in the C++ program of
-            a project that `blockexport cpp` wrote.
+            onnxruntime-genai, `NAME:BUNDLE` one on the backend NAME, `cpp:FOLDER` our bundle in the C++ program of a
+            project that `blockexport cpp` wrote, and `transformers:FOLDER` a model in Hugging Face's form.
         ours: the bundle.
 
     Raises:
@@ -81,7 +82,7 @@ def other_side(named: str, ours: Side) -> Side:
         ModuleNotFoundError: as `bundle_side`.
     """
     forced, _, rest = named.partition(":")
-    is_forced = rest and forced in (GENAI, LLAMA, CPP, *backend_names())
+    is_forced = rest and forced in (GENAI, LLAMA, CPP, TRANSFORMERS, *backend_names())
     path = Path(rest if is_forced else named).expanduser()
     if not is_anything(path):
         raise UsageError(f"--against {named}: there is no {path}")
@@ -92,6 +93,8 @@ def other_side(named: str, ours: Side) -> Side:
         return _llama_side(path, ours)
     if kind == CPP:
         return _cpp_side(path, ours)
+    if kind == TRANSFORMERS:
+        return _transformers_side(path, ours)
     also = OpenedAs(exact=ours.opened.exact, low_memory=ours.opened.low_memory, device=ours.opened.device)
     return bundle_side(path, kind or ours.backend or ONNXRUNTIME.name, also)
 
@@ -218,6 +221,26 @@ def _llama_side(path: Path, ours: Side) -> Side:
         most_rows=1,
         footprint=Footprint(config, sum(lengths.values()) - looked_up, _HALF),
         notes=("times as llama.cpp tells them, cache in float16, logits of the last token alone",),
+    )
+
+
+def _transformers_side(path: Path, ours: Side) -> Side:
+    """A checkpoint in the bundle's type and on its device; a bundle that has a config.json is one."""
+    _require("transformers", "transformers", path)
+    config = read_json_object(path / HF_CONFIG, "give a folder in Hugging Face's form")
+    vocab_size, capacity = config.get("vocab_size"), config.get("max_position_embeddings")
+    if not (type(vocab_size) is type(capacity) is int):
+        raise UsageError(f"{path / HF_CONFIG} says no vocab_size or max_position_embeddings: give another folder")
+    compiled = "" if ours.device == CPU_NAME else ", steps compiled into CUDA graphs"
+    return replace(
+        ours,
+        name=f"{TRANSFORMERS} {path}",
+        runner="blockexport.runtime.bench.transformers_runner:TransformersRunner",
+        path=path,
+        vocab_size=vocab_size,
+        backend=None,
+        max_sequence_length=ours.capacity,
+        notes=(f"static cache{compiled}, logits of the last token alone",),
     )
 
 

@@ -101,6 +101,20 @@ def test_a_bundle_in_genai_chooses_as_ours_does(bundle: Path, expected: list[lis
     assert "onnxruntime-genai" in runner.version
 
 
+def test_a_checkpoint_in_transformers_chooses_as_ours_does(tmp_path: Path) -> None:
+    plain = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "sliding_window": None, "layer_types": ()}
+    export(random_model(**plain), tmp_path / "plain")
+    ours = bundle_side(tmp_path / "plain", "onnxruntime")
+    (tmp_path / "folder").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "folder" / name).symlink_to(tmp_path / "plain" / name)
+    runner: Any = open_runner(other_side(f"transformers:{tmp_path / 'folder'}", ours), PLAN)
+    decoder: Any = open_runner(ours, PLAN)
+    chosen = watched(runner, lambda: runner._ids[:, 0].tolist())
+    assert chosen == watched(decoder, lambda: decoder._inputs[:, 0].tolist())
+    assert runner._cache.get_max_length() == 29 and "transformers" in runner.version
+
+
 def test_a_headless_bundle_is_fed_embeddings(tmp_path: Path) -> None:
     export(random_model(), tmp_path, headless=True)
     side = bundle_side(tmp_path, "onnxruntime")

@@ -119,6 +119,7 @@ def test_a_gguf_file(bundle: Path) -> None:
         (lambda at: __file__, "is a file of no known kind"),
         (lambda at: f"genai:{at}", "is no folder of onnxruntime-genai's: it has no genai_config.json"),
         (lambda at: str(genai_folder(at / "x", vocab_size=101)), r"is damaged: .* \[101, None\]"),
+        (lambda at: f"transformers:{at}", "config.json"),
     ],
 )
 def test_what_is_none_of_these_is_refused(made: Callable[[Path], str], said: str, bundle: Path, tmp_path: Path) -> None:
