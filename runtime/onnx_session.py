@@ -41,6 +41,7 @@ import onnxruntime as ort
 
 ort.disable_telemetry_events()
 
+CUDA_GRAPHS = "BLOCKEXPORT_CUDA_GRAPHS"  # a variable: 0 leaves them out, to see what they bring
 CUDA_PROVIDER = "CUDAExecutionProvider"
 GRAPH_ID, NO_GRAPH = "gpu_graph_id", "-1"  # of a run: the CUDA graph that it records or launches, or none
 
@@ -163,7 +164,7 @@ def open_cuda_session(
         raise UsageError(f"ONNX Runtime {ort.__version__} does not run on {device}: {reason}")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `onnx_placement.py`
     chosen = {"device_id": str(device.index), "use_tf32": "0"}
-    for records in (True, False):
+    for records in (os.environ.get(CUDA_GRAPHS) != "0", False):
         providers = [(CUDA_PROVIDER, {**chosen, "enable_cuda_graph": str(int(records))})]
         try:
             session = open_session(model, options, path, remedy, providers)

@@ -16,7 +16,7 @@ NOT_RUN = 1
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPU's name, and the version of each TensorRT that serves it."""
+    """The GPU's name, and the version of ONNX Runtime and of each TensorRT that serves it."""
 
     gpu: str
     backends: Mapping[str, str]
@@ -32,11 +32,16 @@ def look_at_machine() -> Machine:
     from blockexport.export.bundle.trt_library import TRT_BACKENDS
     from blockexport.export.tensorrt.trt_adapter import load_backend
     from blockexport.models.errors import BlockexportError
+    from blockexport.runtime.onnx_session import cuda_missing, ort
 
     if not torch.cuda.is_available():
         pytest.exit(f"NO GPU: nothing was tested. torch {torch.__version__} sees no CUDA device here", NOT_RUN)
     gpu = torch.cuda.get_device_name()
     versions, reasons = {}, []
+    if (reason := cuda_missing()) is None:
+        versions["onnxruntime"] = ort.__version__
+    else:
+        reasons.append(f"onnxruntime: {reason}")
     for name in TRT_BACKENDS:
         try:
             load_backend(name).targets(())
@@ -44,7 +49,7 @@ def look_at_machine() -> Machine:
         except BlockexportError as error:
             reasons.append(f"{name}: {error}")
     if not versions:
-        pytest.exit(f"NO TENSORRT for {gpu}: nothing was tested. {'. '.join(reasons)}", NOT_RUN)
+        pytest.exit(f"NEITHER ONNX RUNTIME NOR TENSORRT for {gpu}: nothing was tested. {'. '.join(reasons)}", NOT_RUN)
     return Machine(gpu, versions)
 
 

@@ -83,13 +83,17 @@ def test_what_a_machine_can_test_with(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(trt_adapter, "load_backend", load)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("blockexport.runtime.onnx_session.cuda_missing", lambda: "no CUDA provider")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Made Up")
     assert str(look_at_machine()) == ON.removeprefix("on ")
     served.clear()
-    with pytest.raises(pytest.exit.Exception, match=r"^NO TENSORRT for NVIDIA Made Up: nothing was tested") as raised:
+    with pytest.raises(
+        pytest.exit.Exception, match=r"^NEITHER ONNX RUNTIME NOR TENSORRT for NVIDIA Made Up: nothing was tested"
+    ) as raised:
         look_at_machine()
     assert raised.value.returncode == 1
-    assert "tensorrt is not installed. tensorrt-rtx: tensorrt-rtx is not installed" in str(raised.value)
+    said = "onnxruntime: no CUDA provider. tensorrt: tensorrt is not installed. tensorrt-rtx: tensorrt-rtx is not"
+    assert said in str(raised.value)
 
 
 def test_without_a_gpu_one_line_says_so() -> None:
