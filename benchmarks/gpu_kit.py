@@ -176,7 +176,9 @@ def measure(out: Path, options: Namespace) -> int:
 
 def page(results: dict[str, Any], device: str) -> str:
     """All verdicts and figures as two tables."""
-    verdicts = [(name, one["backend"], one["verdict"]) for name, r in results.items() for one in r.get("judged", ())]
+    verdicts: list[tuple[str, ...]] = [
+        (name, one["backend"], one["verdict"]) for name, result in results.items() for one in result.get("judged", ())
+    ]
     speeds = [row for name, result in results.items() for run in result.get("speed", ()) for row in rows_of(name, run)]
     tables = table(("model", "backend", "verdict"), verdicts) + table(COLUMNS, speeds)
     return f"<!doctype html><meta charset=utf-8><title>On {device}</title><h1>On {device}</h1>{tables}\n"

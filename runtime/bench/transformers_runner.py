@@ -19,6 +19,7 @@ class TransformersRunner(SteppingRunner):
 
     _model: Any
     _cache: Any = None
+    _rows = 0
 
     def __init__(self, side: Side, plan: BenchPlan) -> None:
         super().__init__(side, plan)
@@ -30,7 +31,7 @@ class TransformersRunner(SteppingRunner):
 
     def load(self) -> None:
         dtype = BY_NAME[self.side.element].torch_dtype
-        kind = transformers.AutoModelForCausalLM
+        kind: Any = transformers.AutoModelForCausalLM
         self._model = kind.from_pretrained(self.side.path, dtype=dtype, local_files_only=True).to(self.side.device)
         self._forward = self._model.forward
         if self.side.device != "cpu":
