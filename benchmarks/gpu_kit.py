@@ -99,18 +99,19 @@ def peers(bundle: Path, precision: str, device: str) -> list[str]:
     if not (bundle / "config.json").is_file():
         return []
     folder.mkdir()
-    for name in HF_FILES:
-        if (bundle / name).exists():
-            (folder / name).symlink_to((bundle / name).resolve())
-    found = []
+    for name in HF_FILES:  # a preset has no tokenizer, without which the builder stops: any other model's will do
+        found = [path for path in (bundle / name, *sorted(bundle.parent.glob(f"*/{name}"))) if path.is_file()]
+        if found and (found[0].parent == bundle or name.startswith("tokenizer")):
+            (folder / name).symlink_to(found[0].resolve())
+    others = []
     if importlib.util.find_spec("transformers"):
-        found.append(f"transformers:{folder}")
+        others.append(f"transformers:{folder}")
     provider = "cpu" if device == "cpu" else "cuda"
     if importlib.util.find_spec("onnxruntime_genai"):
         words = ["-i", str(folder), "-o", str(built), "-p", precision, "-e", provider, "-c", f"{built}-cache"]
         if subprocess.run([sys.executable, "-P", "-m", "onnxruntime_genai.models.builder", *words]).returncode == 0:
-            found.append(f"genai:{built}")
-    return found
+            others.append(f"genai:{built}")
+    return others
 
 
 def measured(bundle: Path, backends: list[str], against: list[str], slots: int, options: Namespace) -> dict[str, Any]:
