@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,33 +18,46 @@ if TYPE_CHECKING:
     from blockexport.models.progress import Progress
 
 
+# What moves a terminal's cursor, paints over lines or turns text around: names in strangers' files may hold it.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PLAIN_EVERY = 5.0  # seconds between two lines of progress where no bar can be drawn
 
 
+def harmless(text: str) -> str:
+    """Text for a terminal: characters that would steer it are shown by their numbers, as \\u001b."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def stdout_console() -> Console:
-    """A console on stdout: results. Text is printed as it is, without markup, emoji codes or highlighting."""
+    """A console on stdout: results. Text is printed as it is but `harmless`, without markup, emoji codes or
+    highlighting."""
     return _console(stderr=False)
 
 
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
+    from rich.text import Text
+
+    class Harmless(Console):
+        def render_str(self, text: str, **style: Any) -> Text:
+            return super().render_str(harmless(text), **style)
 
     # Rich takes NO_COLOR to the letter and goes on with bold and dim: here it means plain text.
     colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, color_system=colors)
+    return Harmless(stderr=stderr, markup=False, emoji=False, highlight=False, color_system=colors)
 
 
 def say(message: str, *, quiet: bool = False) -> None:
-    """One line on stderr, as it is: no wrapping, so that a path or a command can be copied."""
+    """One line on stderr, as it is but `harmless`: no wrapping, so that a path or a command can be copied."""
     if not quiet and sys.stderr is not None:
         with suppress(OSError):  # nobody listens: the work and its exit code stand
-            print(message, file=sys.stderr, flush=True)  # noqa: T201
+            print(harmless(message), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, its characters escaped where the terminal lacks them. NaN and infinity, which JSON
     lacks, raise ValueError: name them as text instead."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = harmless(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))  # in JSON that means the same
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # a path that is not UTF-8 has such characters too

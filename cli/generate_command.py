@@ -177,12 +177,12 @@ def _read_stdin() -> bytes:
 
 
 def _print_stream(generation: Generation, stream: StreamDecoder) -> None:
-    """Write the text to stdout as it comes, and end the line."""
-    last = "\n"
+    """Write the text to stdout as it comes, and end the line. A terminal is not left to what a model says."""
+    last, steers = "\n", sys.stdout.isatty()
     for piece in _pieces(generation, stream):
         if piece:
             last = piece
-            sys.stdout.write(piece)
+            sys.stdout.write(console.harmless(piece) if steers else piece)
             sys.stdout.flush()
     if not last.endswith("\n"):
         sys.stdout.write("\n")

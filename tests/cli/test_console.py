@@ -31,6 +31,26 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+STEERING = "a\x1b[2J\x07\x9b31m\u202e\rb\tc\nd"
+SHOWN = "a\\u001b[2J\\u0007\\u009b31m\\u202e\\u000db\tc\nd"
+
+
+def test_what_is_said_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stranger's tensor may be called so that it clears the screen, and paints what we did not say."""
+    from rich.table import Table
+
+    console.say(STEERING)
+    assert capsys.readouterr().err == f"{SHOWN}\n"
+    table = Table(STEERING.replace("\t", ""))
+    table.add_row(STEERING.replace("\t", ""))
+    console.stdout_console().print(STEERING, table, soft_wrap=True)
+    said = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(said) and said.count("\\u001b[2J") == 3
+    console.print_json({STEERING: STEERING})
+    said = capsys.readouterr().out
+    assert "\x9b" not in said and json.loads(said) == {STEERING: STEERING}
+
+
 def test_without_a_terminal_long_work_has_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
