@@ -5,6 +5,7 @@ A process that is killed cannot clean up, so the name says whose it is, and the 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -27,6 +28,8 @@ from blockexport.models.strict_json import read_record
 LOCK = ".manifest.lock"
 PLAN = ".renames.json"  # of one who is renaming, in the folder
 _LONGEST_PLAN = 1 << 17  # bytes: a bundle's own has a few thousand
+_NOT_OURS = {"ENOTDIR", "EISDIR", "ENOTEMPTY", "EEXIST", "ENOENT", "EINVAL", "ENAMETOOLONG", "ELOOP"}
+"""What a plan of ours meets in no folder: one that moves folders, say."""
 _HERE = [name for name in ("SIGHUP", "SIGALRM") if hasattr(signal, name)]  # the last by a timer: see cli/interrupts.py
 ENDING = (signal.SIGINT, signal.SIGTERM, *(getattr(signal, name) for name in _HERE))
 
@@ -217,10 +220,13 @@ def _finish(folder: Path) -> None:
             if new.exists():
                 place.parent.mkdir(exist_ok=True)
                 os.replace(new, place)
+        _remove_each(removed)
+        (folder / PLAN).unlink()
     except (UsageError, ValueError, RecursionError):  # none of ours
         return
-    _remove_each(removed)
-    (folder / PLAN).unlink()
+    except OSError as error:
+        if errno.errorcode.get(error.errno or 0) not in _NOT_OURS:
+            raise
 
 
 def _remove_each(paths: Iterable[Path]) -> None:

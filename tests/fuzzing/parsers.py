@@ -18,7 +18,7 @@ from blockexport.export.bundle.onnx_file import require_weights
 from blockexport.export.bundle.signature import wrong_signature
 from blockexport.export.lint.graph_file import read_graph
 from blockexport.export.lint.lint_graph import examine
-from blockexport.export.output.atomic_write import PLAN, finish_moves
+from blockexport.export.output.atomic_write import PLAN, locked
 from blockexport.export.output.ownership import strangers
 from blockexport.export.tokenizer.gguf_tokenizer import rebuild_tokenizer
 from blockexport.export.tokenizer.sentencepiece_model import read_sentencepiece
@@ -132,7 +132,8 @@ def _finished(folder: Path) -> None:
     outside = folder.parent / "outside"
     for path in (folder / "a", folder / "b", outside):
         path.write_bytes(path.name.encode())
-    finish_moves(folder)
+    with locked(folder):
+        pass
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, outside.name}
     assert outside.read_bytes() == b"outside"
     for path in folder.iterdir():
