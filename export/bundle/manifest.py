@@ -24,7 +24,7 @@ from blockexport.models.errors import UsageError
 from blockexport.models.interface import Ends, Interface, Port
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import Quantisation
-from blockexport.models.regular_file import is_there, open_regular, read_bytes, require_utf8
+from blockexport.models.regular_file import is_text, is_there, open_regular, read_bytes, require_utf8
 from blockexport.models.strict_json import read_record
 
 SCHEMA_VERSION = 2
@@ -292,6 +292,8 @@ def _check_layers(config: ModelConfig) -> None:
 def _check_file(name: str, entry: FileEntry) -> None:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ValueError(f"files lists {name!r}, and must list none outside of the bundle")
+    if name in ("", ".") or "\0" in name or not is_text(name) or str(PurePosixPath(name)) != name:
+        raise ValueError(f"files lists {name!r}, which no file is called")
     for digest in (entry.sha256, entry.sampled_sha256, *entry.made_from.values()):
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"files[{name!r}] has the hash {digest!r}, and must have 64 hexadecimal digits")

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
+
+from blockexport.models.errors import UsageError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system without locks answers."""
@@ -32,12 +35,13 @@ class FileLock:
         Raises:
             BlockingIOError: without `wait`, another process holds it.
             OSError: the file cannot be made, or its file system has no locks.
+            UsageError: a link, a pipe or a device has its name.
         """
         import fcntl  # POSIX only; all else works without
 
         kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+            descriptor = _opened(path)
             try:
                 fcntl.flock(descriptor, kind)
             except BaseException:
@@ -71,6 +75,19 @@ class FileLock:
             if _is_at(self._descriptor, self._path):
                 self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+
+def _opened(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    raise UsageError(f"{path} is the name of a lock, and lies there as something else than a file: remove it")
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

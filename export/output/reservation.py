@@ -99,7 +99,7 @@ def _clear(place: Path) -> None:
         if other == place:
             _remove(path, other, found["kind"])
             continue
-        with suppress(OSError):
+        with suppress(OSError, UsageError):
             lock = FileLock.take(lock_place(other), wait=False)
             try:
                 _remove(path, other, found["kind"])

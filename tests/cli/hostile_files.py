@@ -177,6 +177,8 @@ MANIFESTS: Mapping[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "hash": (lambda m: m["files"]["model.onnx"].update(sha256="0"), "64 hexadecimal digits"),
     "origin": (lambda m: m["files"]["model.onnx"].update(made_from={"a": "0" * 64}), "made from a"),
     "list": (lambda m: m.update(files=[]), "files is []"),
+    "null": (lambda m: m["files"].update({"a\0b": m["files"]["model.onnx"]}), "which no file is called"),
+    "half": (lambda m: m["files"].update({"\ud800": m["files"]["model.onnx"]}), "which no file is called"),
 }
 
 

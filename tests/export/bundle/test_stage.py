@@ -281,3 +281,10 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", refused)
     with staged(tmp_path / "b", force=False) as stage:
         assert stage.folder.is_dir()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/etc/passwd"), os.mkfifo], ids=["link", "pipe"])
+def test_a_lock_that_is_no_file_is_refused(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "lock")
+    with pytest.raises(UsageError, match="is the name of a lock"):
+        FileLock.take(tmp_path / "lock")
