@@ -9,6 +9,7 @@
 #include "backends.h"
 #include "blockexport/error.h"
 #include "sha256.h"
+#include "whole_number.h"
 
 namespace blockexport {
 namespace {
@@ -35,7 +36,7 @@ std::vector<Port> read_ports(const Json& list) {
       if (axis.is_string()) {
         port.shape.emplace_back(axis.get<std::string>());
       } else {
-        port.shape.emplace_back(axis.get<std::int64_t>());
+        port.shape.emplace_back(whole(axis));
       }
     }
     if (entry.at("aliases").is_string()) port.aliases = entry.at("aliases");
@@ -51,7 +52,7 @@ std::map<std::string, FileEntry> read_files(const Json& list) {
     if (path.is_absolute() || name.find("..") != std::string::npos) {
       throw Error("the manifest lists the file \"" + name + "\" outside of the bundle: do not trust this bundle");
     }
-    files[name] = {entry.at("sha256"), entry.at("sampled_sha256"), entry.at("bytes"),
+    files[name] = {entry.at("sha256"), entry.at("sampled_sha256"), natural(entry.at("bytes")),
                    entry.at("made_from").get<std::map<std::string, std::string>>()};
   }
   return files;
@@ -91,15 +92,15 @@ Manifest from_json(const Json& data, const std::filesystem::path& folder) {
   made.model_type = config.at("model_type");
   made.precision = data.at("precision");
   made.dtype = made.precision == "fp32" ? DType::kFloat32 : made.precision == "fp16" ? DType::kFloat16 : DType::kBFloat16;
-  made.vocab_size = config.at("vocab_size");
-  made.hidden_size = config.at("hidden_size");
-  made.num_hidden_layers = config.at("num_hidden_layers");
-  made.num_key_value_heads = config.at("num_key_value_heads");
-  made.head_dim = config.at("head_dim");
-  made.max_sequence_length = data.at("max_sequence_length");
-  made.rope_table_rows = data.at("rope_table_rows");
-  made.bos_token_id = config.at("bos_token_id").is_null() ? -1 : config.at("bos_token_id").get<std::int64_t>();
-  made.eos_token_ids = config.at("eos_token_ids").get<std::vector<std::int64_t>>();
+  made.vocab_size = whole(config.at("vocab_size"));
+  made.hidden_size = whole(config.at("hidden_size"));
+  made.num_hidden_layers = whole(config.at("num_hidden_layers"));
+  made.num_key_value_heads = whole(config.at("num_key_value_heads"));
+  made.head_dim = whole(config.at("head_dim"));
+  made.max_sequence_length = whole(data.at("max_sequence_length"));
+  made.rope_table_rows = whole(data.at("rope_table_rows"));
+  made.bos_token_id = config.at("bos_token_id").is_null() ? -1 : whole(config.at("bos_token_id"));
+  for (const Json& id : config.at("eos_token_ids")) made.eos_token_ids.push_back(whole(id));
   made.headless = data.at("headless");
   made.last_logits_only = data.at("last_logits_only");
   made.inputs = read_ports(data.at("inputs"));
@@ -151,7 +152,7 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
   }
   try {
     const Json data = Json::parse(file);
-    const auto version = data.at("schema_version").get<std::int64_t>();
+    const auto version = whole(data.at("schema_version"));
     if (version != kSchemaVersion) {
       throw Error(path.string() + " has schema version " + std::to_string(version) + " and this program reads " +
                   std::to_string(kSchemaVersion) + ": build it with the blockexport that wrote the bundle");

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "blockexport/error.h"
+#include "whole_number.h"
 
 namespace blockexport {
 
@@ -30,7 +31,9 @@ Safetensors::Safetensors(const std::filesystem::path& path) : path_(path) {
     const auto parsed = nlohmann::json::parse(header);
     for (const auto& [name, entry] : parsed.items()) {
       if (name == "__metadata__") continue;
-      Tensor tensor{entry.at("dtype"), entry.at("shape"), entry.at("data_offsets").at(0), entry.at("data_offsets").at(1)};
+      const auto& offsets = entry.at("data_offsets");
+      Tensor tensor{entry.at("dtype"), {}, natural(offsets.at(0)), natural(offsets.at(1))};
+      for (const auto& size : entry.at("shape")) tensor.shape.push_back(whole(size));
       if (tensor.start > tensor.end || tensor.end > data_.size()) damaged("the offsets of " + name);
       tensors_[name] = std::move(tensor);
     }

@@ -25,7 +25,7 @@ class Safetensors {
   struct Tensor {
     std::string dtype;
     std::vector<std::int64_t> shape;
-    std::size_t start, end;
+    std::uint64_t start, end;
   };
   const Tensor& find(const std::string& name) const;
   template <typename T>

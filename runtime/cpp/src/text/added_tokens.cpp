@@ -2,6 +2,7 @@
 
 #include "text/pipeline.h"
 #include "text/unicode.h"
+#include "whole_number.h"
 
 namespace blockexport::text {
 namespace {
@@ -38,7 +39,7 @@ AddedTokens::AddedTokens(const Json& list, const Normalizer& normalizer) {
     const bool normalized = entry.value("normalized", !entry.value("special", false));
     const std::string pattern = normalized ? normalizer(content) : content;
     if (pattern.empty()) refuse("an empty added token");
-    tokens_.push_back({content, pattern, entry.at("id").get<std::int64_t>(),
+    tokens_.push_back({content, pattern, whole(entry.at("id")),
                        entry.value("special", false), entry.value("lstrip", false), entry.value("rstrip", false)});
     by_id_[tokens_.back().id] = tokens_.size() - 1;
     (normalized ? normalized_ : plain_)[tokens_.back().pattern[0]].push_back(tokens_.size() - 1);

@@ -3,6 +3,7 @@
 
 #include "text/pipeline.h"
 #include "text/unicode.h"
+#include "whole_number.h"
 
 namespace blockexport::text {
 namespace {
@@ -30,8 +31,8 @@ Bpe::Bpe(const Json& model) {
     if (is_set(model, key)) refuse("a model with " + std::string(key));
   }
   for (const auto& [token, id] : model.at("vocab").items()) {
-    const auto number = id.get<std::uint32_t>();
-    if (number > 1U << 21) refuse("the token id " + id.dump());
+    if (natural(id) > 1U << 21) refuse("the token id " + id.dump());
+    const auto number = static_cast<std::uint32_t>(natural(id));
     ids_.emplace(token, number);
     if (tokens_.size() <= number) tokens_.resize(number + std::size_t{1});
     tokens_[number] = token;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "blockexport/error.h"
+#include "whole_number.h"
 
 namespace blockexport {
 namespace {
@@ -33,8 +34,10 @@ std::string token_text(const Json& config, const char* name) {
 }
 
 std::vector<std::int64_t> ids_of(const Json& value) {
-  if (value.is_array()) return value.get<std::vector<std::int64_t>>();
-  return {value.get<std::int64_t>()};
+  if (!value.is_array()) return {whole(value)};
+  std::vector<std::int64_t> ids;
+  for (const Json& id : value) ids.push_back(whole(id));
+  return ids;
 }
 
 template <typename T>
@@ -89,7 +92,7 @@ void BundleText::read_generation_config(const Manifest& manifest) {
   if (!value_or(config, "do_sample", false)) return;
   // What transformers takes where the file leaves a value out.
   sampling_.temperature = value_or(config, "temperature", 1.0);
-  sampling_.top_k = value_or(config, "top_k", std::int64_t{50});
+  sampling_.top_k = config.contains("top_k") && !config.at("top_k").is_null() ? whole(config.at("top_k")) : 50;
   sampling_.top_p = value_or(config, "top_p", 1.0);
 }
 

@@ -1,4 +1,5 @@
 #include "text/pipeline.h"
+#include "whole_number.h"
 
 namespace blockexport::text {
 namespace {
@@ -15,7 +16,7 @@ Template make_single(const Json& part) {
     }
     const std::string name = piece.at("SpecialToken").at("id");
     auto& side = text_seen ? made.after : made.before;
-    for (const Json& id : part.at("special_tokens").at(name).at("ids")) side.push_back(id.get<std::int64_t>());
+    for (const Json& id : part.at("special_tokens").at(name).at("ids")) side.push_back(whole(id));
   }
   if (!text_seen) refuse("a template without a text");
   return made;
