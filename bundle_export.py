@@ -71,6 +71,9 @@ def export_bundle(
     max_sequence_length: int | None = None,
     headless: bool = False,
     last_logits_only: bool = False,
+    task: str | None = None,
+    pooling: str | None = None,
+    normalize: bool | None = None,
     layers: str | None = None,
     pt2: bool = False,
     quantize: str | None = None,
@@ -99,9 +102,13 @@ def export_bundle(
         lora: the folder of a LoRA adapter as peft saves it, which is merged into the weights.
         text_only: export the text part of a multimodal model, without the tensors of its other parts.
         precision: of weights, activations and cache; norm statistics and RoPE stay in float32.
-        max_sequence_length: cache slots M of a row; by default the model's range, at most 2048.
+        max_sequence_length: cache slots M of a row; by default the model's range, at most 2048; of embeddings no more
+            than the tokens to which the model's files cut texts.
         headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
         last_logits_only: logits of each row's last position only.
+        task: `embed`: an embedding of each text, made of its tokens' hidden states; None for logits.
+        pooling: `last` or `mean`, with `task`; by default what the model's files of sentence-transformers' say.
+        normalize: bring embeddings to length 1; by default as those files say, and with `pooling` yes.
         layers: `16:24`, the layers from 16 on and before 24, as a stage, which `compare_chain` judges with the others.
         pt2: also write the `torch.export` program.
         quantize: `int4` or `int8`: quantise the matrices of the layers; None leaves all weights in the precision.
@@ -125,6 +132,7 @@ def export_bundle(
         UsageError: a checkpoint that cannot be read or exported, something in the way of the output, a disk too small.
         NotJudgedError: there is too little memory to judge the bundle.
     """
+    from blockexport.export.asked_ends import AskedEnds
     from blockexport.export.bundle.chain import JUDGED_TOGETHER, refuse_beside_layers, stage_record
     from blockexport.export.bundle.stage import staged
     from blockexport.export.output.disk import space_errors
@@ -134,7 +142,8 @@ def export_bundle(
     from blockexport.models.checkpoints.stage_checkpoint import StageCheckpoint
     from blockexport.models.checkpoints.taken_schemes import suited
 
-    ends, attention = _ends(headless=headless, last_logits_only=last_logits_only), AttentionForms.named(attention)
+    asked, attention = AskedEnds(headless, last_logits_only, task, pooling, normalize), AttentionForms.named(attention)
+    asked.check(layers, head)
     if layers is not None:
         refuse_beside_layers(
             headless=headless,
@@ -152,14 +161,16 @@ def export_bundle(
         raise UsageError("--pt2 has no quantised form: leave it out, or --quantize")
     output, inputs = Path(output), inputs_of(model, lora, calibrate)
     bundle_place(output, inputs, force=force)  # before the model is read, or fetched
-    checkpoint = open_checkpoint(str(model), seed=seed, lora=lora, text_only=text_only)
+    opening = {"text_only": text_only, "headless": asked.without_head}
+    checkpoint = open_checkpoint(str(model), seed=seed, lora=lora, **opening)
+    ends, longest = asked.of(checkpoint, note)
     if quantisation is not None:
         quantisation = suited(quantisation, checkpoint, block_size_asked=block_size is not None)
     part = None if layers is None else stage_record(layers, checkpoint.config.num_hidden_layers)
     if part is not None:
         chosen = range(part.first, part.stop)
         checkpoint, ends = StageCheckpoint(checkpoint, chosen), Ends.of_stage(chosen, part.layers)
-    slots = _slots(checkpoint, slots, beyond_trained_range=beyond_trained_range)
+    slots = _slots(checkpoint, slots, longest, beyond_trained_range=beyond_trained_range)
     interface = Interface(checkpoint.config, element, slots, ends)
     memory, judged_here = whole("max_memory", max_memory, least=1), compare and part is None
     numbers = check_room(
@@ -181,12 +192,6 @@ def export_bundle(
             else:
                 reports[graph] = judged.explained(progress) if explain is None else explain(judged)
         return _settle(stage, manifest, reports, not_judged)
-
-
-def _ends(*, headless: bool, last_logits_only: bool) -> Ends:
-    if headless and last_logits_only:
-        raise UsageError("--headless has no logits: leave out --logits last")
-    return Ends.of(headless=headless, last_logits_only=last_logits_only)
 
 
 def _calibration(checkpoint: Checkpoint, path: Path) -> Calibration:
@@ -217,7 +222,8 @@ def _calibration(checkpoint: Checkpoint, path: Path) -> Calibration:
         return Calibration(checkpoint, choose_tokens(checkpoint.config, count, encode=encode, text=text).ids_S)
 
 
-def _slots(checkpoint: Checkpoint, slots: int | None, *, beyond_trained_range: bool) -> int:
+def _slots(checkpoint: Checkpoint, slots: int | None, longest: int | None, *, beyond_trained_range: bool) -> int:
+    """M: what was asked for; else the model's range, and no more than the tokens to which its files cut texts."""
     config = checkpoint.config
     reach, bound = config.reach, config.bound
     if slots is not None and bound is not None and slots > reach:
@@ -230,7 +236,7 @@ def _slots(checkpoint: Checkpoint, slots: int | None, *, beyond_trained_range: b
             f"--max-sequence-length {slots} is beyond the {reach} positions {origin}: choose at most {reach}, or add "
             "--beyond-trained-range"
         )
-    return min(DEFAULT_SLOTS, reach) if slots is None else slots
+    return min(DEFAULT_SLOTS, reach, longest or reach) if slots is None else slots
 
 
 def _write(

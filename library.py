@@ -139,6 +139,7 @@ def build_engine(
     """
     from blockexport.export.bundle.chain import require_whole
     from blockexport.export.bundle.check_graph import read_graph
+    from blockexport.export.bundle.embedding import require_no_embeddings
     from blockexport.export.bundle.engine_entry import engine_name
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.tensorrt.trt_adapter import BuildOptions, choose_backend
@@ -160,6 +161,7 @@ def build_engine(
     adapter.check_options(options)
     manifest = read_manifest(folder)
     require_whole(manifest, folder, "build an engine of the model in one piece")
+    require_no_embeddings(manifest, folder, "engines are built of what gives logits or hidden states")
     adapter.check_precision(manifest.precision, targets)
     read_graph(folder, manifest)  # which tells a forged M from the bundle's
     slots = manifest.max_sequence_length

@@ -77,6 +77,7 @@ def _add(
     from blockexport.export.bundle.bundle import add_files
     from blockexport.export.bundle.chain import require_whole
     from blockexport.export.bundle.check_graph import read_graph
+    from blockexport.export.bundle.embedding import require_no_embeddings
     from blockexport.export.bundle.file_check import check_artifact
     from blockexport.export.bundle.manifest import ONNX_FILE, read_manifest
     from blockexport.export.bundle.own_verdict import require_not_bad
@@ -85,6 +86,7 @@ def _add(
 
     manifest = read_manifest(bundle)
     require_whole(manifest, bundle, "compile the model in one piece")
+    require_no_embeddings(manifest, bundle, "aoti compiles what gives logits or hidden states")
     if manifest.quantisation is not None:
         raise UsageError(f"{bundle} is quantised, and aoti has no quantised form: export it without --quantize")
     require_not_bad(bundle, manifest)

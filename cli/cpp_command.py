@@ -51,6 +51,7 @@ def cpp(
         typer.echo(cpp_project.cmake_dir())
         return ExitCode.GOOD
     from blockexport.export.bundle.chain import require_whole
+    from blockexport.export.bundle.embedding import require_no_embeddings
     from blockexport.export.bundle.manifest import read_manifest
     from blockexport.export.bundle.own_verdict import require_not_bad
     from blockexport.export.output.place import inputs_of
@@ -59,6 +60,7 @@ def cpp(
         raise UsageError("name a bundle and a folder: blockexport cpp BUNDLE -o DIR")
     manifest = read_manifest(bundle)
     require_whole(manifest, bundle, "the C++ library runs models in one piece")
+    require_no_embeddings(manifest, bundle, "the C++ library runs what gives logits or hidden states")
     require_not_bad(bundle, manifest)
     backends, quoted = tuple(backend or (ONNXRUNTIME.name,)), shlex.quote(str(bundle))
     cpp_project.write_project(output, backends, inputs_of(bundle), force=force)

@@ -16,6 +16,7 @@ from blockexport.models.precision import Precision
 from blockexport.runtime.threads import use_threads
 
 LOGITS = ("all", "last")
+POOLINGS = ("last", "mean")
 
 
 def onnx(
@@ -33,6 +34,28 @@ def onnx(
     logits: Annotated[
         str, options.choice("--logits", LOGITS, "Logits of every position, or of the last one only.")
     ] = "all",
+    task: Annotated[
+        str | None,
+        options.choice("--task", ("embed",), "Embeddings of whole texts instead of logits; see --pooling."),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        options.choice(
+            "--pooling",
+            POOLINGS,
+            "With --task embed: of the last token's state, or of the mean of all. Default: what the model's "
+            "modules.json (sentence-transformers) says.",
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize",
+            help="With --task embed: embeddings of length 1, or as they are. Default: as modules.json says, and of "
+            "length 1 with --pooling.",
+            show_default=False,
+        ),
+    ] = None,
     attention: Annotated[
         str,
         options.choice(
@@ -84,6 +107,9 @@ def onnx(
         max_sequence_length=max_sequence_length,
         headless=headless,
         last_logits_only=logits == "last",
+        task=task,
+        pooling=pooling,
+        normalize=normalize,
         attention=attention,
         layers=layers,
         pt2=pt2,

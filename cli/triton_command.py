@@ -47,7 +47,7 @@ def triton(
     record = backend_named(backend)
     if record.file is not None and record.file not in manifest.files:
         raise UsageError(f"{bundle} has no {record.file}, which the backend {backend} runs")
-    if not manifest.headless:
+    if manifest.interface.ends.to_logits:
         BundleTokenizer(bundle)  # which Triton would miss only when it starts
     if not no_decoder and not can_hold_decoder(manifest):
         console.say(

@@ -166,7 +166,7 @@ def _files(ours: Manifest, theirs: Manifest) -> Iterator[Difference]:
 def _numerics(first: Path, ours: Manifest, second: Path, theirs: Manifest, max_memory: int | None) -> Numerics | str:
     """What the two compute on the same tokens, or why that cannot be compared."""
     if not all(one.interface.ends.from_ids and one.interface.ends.to_logits for one in (ours, theirs)):
-        return "without embedding or output head there are no tokens and logits to compare"
+        return "without embedding, output head or logits there are no tokens and logits to compare"
     if ours.config.vocab_size != theirs.config.vocab_size:
         return f"their vocabularies have {ours.config.vocab_size} and {theirs.config.vocab_size} tokens"
     plan = make_plan(min(ours.max_sequence_length, theirs.max_sequence_length))

@@ -18,19 +18,20 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
     """
     plan = context.plan
     total = plan.prefill + plan.decode
-    width = context.expected[0].shape[1]
-    positions = choose_positions(plan.prefill, total, width, last_logits_only=context.decoder.last_logits_only)
-    where = {position: i for i, position in enumerate(context.reference_positions)}
+    interface = context.decoder.interface
+    positions = choose_positions(plan.prefill, total, interface.width, one_a_row=interface.ends.one_a_row)
     limits, floor = context.max_floor, context.floor(positions)
     stretches = map(context.observed, (plan.prefill_positions, plan.decode_positions))
     sizes = [context.floor(seen).rms for seen in stretches if seen]
-    sizes += [floor.rms, context.artifact_errors.select(positions).rms]
+    chosen = context.artifact_errors.select(positions)
+    sizes += [floor.rms, chosen.rms]
     inputs = context.inputs(context.decoder, context.ids_S[:total])
     return GoldenVectors(
         inputs=inputs.to(torch.float32) if context.decoder.headless else inputs,
         prefill=plan.prefill,
         positions_P=torch.tensor(positions, dtype=torch.int64),
-        outputs_PV=context.expected[0][[where[position] for position in positions]].to(torch.float32),
+        outputs_PV=context.reference_at(positions, chosen.starts_P.tolist()).to(torch.float32),
         tolerance_P=torch.tensor([MAX_FACTOR.value * limits[position] for position in positions]),
         rms_tolerance=floor.rms_limit * max(sizes),
+        output=interface.output_name,
     )

@@ -12,12 +12,13 @@ import torch
 from blockexport.compare.checks.catalogue import choose_checks
 from blockexport.compare.core.check import Check, CheckResult, Kind, Verdict
 from blockexport.compare.core.context import CheckContext, Row
-from blockexport.compare.core.logit_distance import measure
+from blockexport.compare.core.embeddings import embeddings_at
 from blockexport.compare.core.position_plan import make_plan
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.tokens import Encode, Tokens, choose_tokens
 from blockexport.compare.golden_choice import golden_vectors
 from blockexport.compare.report.report import Artifact, Positions, Report, RoundingCost, Skipped, Stretches
+from blockexport.export.bundle.embedding import EmbeddingRecord
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.load_weights import load_model
 from blockexport.models.element_types import BY_SAFETENSORS
@@ -202,7 +203,8 @@ def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: 
         precision=precision,
         max_sequence_length=decoder.max_sequence_length,
         headless=decoder.headless,
-        last_logits_only=decoder.last_logits_only,
+        last_logits_only=decoder.interface.ends.last_logits_only,
+        embedding=EmbeddingRecord.of(decoder.interface.ends),
         model_type=decoder.config.model_type,
         arithmetic=arithmetic,
         convention=None if decoder.foreign is None else decoder.foreign.convention,
@@ -210,7 +212,9 @@ def _artifact(decoder: Decoder, backend: str, precision: Precision, arithmetic: 
 
 
 def _eager(decoder: Decoder, checkpoint: Checkpoint, progress: Progress) -> Decoder:
-    slots, ends = decoder.max_sequence_length, Ends.of(headless=decoder.headless)  # with logits of every token
+    slots, ends = decoder.max_sequence_length, decoder.interface.ends
+    if ends.pooling is None:
+        ends = Ends.of(headless=decoder.headless)  # with logits of every token
     model = load_model(checkpoint, decoder.dtype, slots, ends=ends, progress=progress)
     return EagerDecoder(model, slots, decoder.device)
 
@@ -235,7 +239,9 @@ def _weight_rounding(context: CheckContext) -> RoundingCost | None:
     prompt = range(context.plan.prefill)
     rounded = Reference(context.checkpoint, round_weights_to=dtype, ends=context.decoder.interface.ends)
     outputs_PV = rounded.run([context.ids_S[: len(prompt)]], [prompt], context.progress)[0]
-    errors = measure(outputs_PV, context.expected[0][: len(prompt)], prompt)
+    if context.ends.pooling is not None:
+        outputs_PV = embeddings_at(outputs_PV, prompt, prompt, context.ends)
+    errors = context.measured(outputs_PV, prompt)
     return RoundingCost(errors.rms, float(errors.max_P.max()), errors.relative_l2)
 
 

@@ -70,8 +70,8 @@ def cost_question(
         return None
     if not_quantised:
         raise UsageError(f"--cost measures what quantising costs, and {not_quantised}: leave it away")
-    if decoder.headless:
-        raise NotJudgedError("--cost compares predictions of the next token, and a headless bundle makes none")
+    if not decoder.interface.ends.to_logits:
+        raise NotJudgedError("--cost compares predictions of the next token, and a bundle without logits makes none")
     ids_S, origin = _text(checkpoint, options)
     return CostQuestion(ids_S, origin, limit)
 

@@ -5,7 +5,7 @@ What opens a bundle looks at a part of this and stops at the first fault; here e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -155,6 +155,7 @@ def _report(folder: Path, manifest: Manifest) -> Found:
         "max_sequence_length": manifest.max_sequence_length,
         "headless": manifest.headless,
         "last_logits_only": manifest.last_logits_only,
+        "embedding": None if manifest.embedding is None else asdict(manifest.embedding),
         "model_type": manifest.config.model_type,
     }
     told = artifact if isinstance(artifact, dict) else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from blockexport.export.bundle.bundle import file_entries
+from blockexport.export.bundle.embedding import EmbeddingRecord
 from blockexport.export.bundle.file_check import file_entry
 from blockexport.export.bundle.genai_config import genai_config
 from blockexport.export.bundle.generation_config import GENERATION_CONFIG, read_generation_config
@@ -150,7 +151,7 @@ def _external_tensors(folder: Path, written: Future[WrittenWeights]) -> Callable
 
 
 def _write_configs(checkpoint: Checkpoint, folder: Path, interface: Interface, note: Note) -> list[str]:
-    """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` unless headless.
+    """The configs of other tools: `config.json` where Hugging Face can say it, `genai_config.json` with logits.
     None of a stage, which is no model of theirs."""
     files: dict[str, object] = {}
     if interface.ends.is_stage:
@@ -158,7 +159,7 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, interface: Interface, n
     hugging_face = config_to_hf(replace(checkpoint.config, dtype=interface.element.name))
     if hugging_face is not None:
         files["config.json"] = hugging_face
-    if not interface.ends.headless:
+    if interface.ends.to_logits:
         generation = read_generation_config(folder / GENERATION_CONFIG)
         ends = generation.eos_token_ids
         stops = checkpoint.config.eos_token_ids if ends is None else ends
@@ -200,6 +201,7 @@ def _manifest(
         rope_table_rows=rows,
         headless=interface.ends.headless,
         last_logits_only=interface.ends.last_logits_only,
+        embedding=EmbeddingRecord.of(interface.ends),
         quantisation=quantisation,
         inputs=tuple(_port(value) for value in model.graph.inputs),
         outputs=tuple(_port(value) for value in model.graph.outputs),

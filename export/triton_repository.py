@@ -16,6 +16,7 @@ from string import Template
 
 from blockexport.export.bundle.chain import require_whole
 from blockexport.export.bundle.clone_file import clone_files
+from blockexport.export.bundle.embedding import require_no_embeddings
 from blockexport.export.bundle.file_check import REMEDY
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, read_manifest
 from blockexport.export.bundle.own_verdict import require_not_bad
@@ -66,8 +67,8 @@ def write_repository(bundle: Path, repository: Path, asked: Asked) -> list[Path]
     share their blocks.
 
     Raises:
-        UsageError: a name that Triton does not take, one that the repository has already, a stage, a headless bundle,
-            a file that is not the one the manifest lists, too little space.
+        UsageError: a name that Triton does not take, one that the repository has already, a stage, a bundle without
+            logits, a file that is not the one the manifest lists, too little space.
         RejectedBundleError: the bundle was judged and found bad.
     """
     if not _NAME.fullmatch(asked.name):
@@ -77,6 +78,7 @@ def write_repository(bundle: Path, repository: Path, asked: Asked) -> list[Path]
     manifest = read_manifest(bundle)
     require_whole(manifest, bundle, "Triton is to run the model in one piece")
     require_not_bad(bundle, manifest)
+    require_no_embeddings(manifest, bundle, "its models for Triton take and give text")
     if manifest.headless:
         raise UsageError(f"{bundle} is headless and gives no tokens: export it without --headless")
     place = output_place(repository, inputs_of(bundle))

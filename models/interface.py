@@ -16,17 +16,29 @@ if TYPE_CHECKING:
     import torch
 
 
+class Pooling(StrEnum):
+    """What the embedding of a text is made of: its last token's state, or the mean of all of its tokens' states."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 class Ends(StrEnum):
     """What a decoder begins and ends with.
 
     With the hidden states after the final norm for outputs it is headless: it takes embeddings, and has neither
-    embedding nor output head. A stage has some of a model's layers: between stages goes the residual stream, and the
+    embedding nor output head. An embedding is one vector for each row of a call, made of its tokens' hidden states
+    after the final norm. A stage has some of a model's layers: between stages goes the residual stream, and the
     final norm is in the last one, with the head.
     """
 
     LOGITS = "logits"
     LAST_LOGITS = "logits of each row's last token only"
     HIDDEN_STATES = "hidden states"
+    LAST_EMBEDDING = "embeddings, the last token's state, normalised"
+    MEAN_EMBEDDING = "embeddings, the mean of the states, normalised"
+    LAST_STATE = "embeddings, the last token's state"
+    MEAN_STATE = "embeddings, the mean of the states"
     FIRST_STAGE = "the stream after a first stage"
     INNER_STAGE = "the stream after a stage in the middle"
     LAST_STAGE = "logits after a last stage"
@@ -43,6 +55,13 @@ class Ends(StrEnum):
         return cls.HIDDEN_STATES if headless else cls.LAST_LOGITS if last_logits_only else cls.LOGITS
 
     @classmethod
+    def of_embedding(cls, pooling: Pooling, *, normalize: bool) -> Ends:
+        """The ends of what gives embeddings."""
+        if normalize:
+            return cls.MEAN_EMBEDDING if pooling is Pooling.MEAN else cls.LAST_EMBEDDING
+        return cls.MEAN_STATE if pooling is Pooling.MEAN else cls.LAST_STATE
+
+    @classmethod
     def of_stage(cls, layers: range, num_hidden_layers: int) -> Ends:
         """The ends of a stage that has some of a model's layers, not all of them."""
         if layers.start == 0:
@@ -57,7 +76,7 @@ class Ends(StrEnum):
     @property
     def from_ids(self) -> bool:
         """Whether token ids go in, so that it has the embedding."""
-        return self in (Ends.LOGITS, Ends.LAST_LOGITS, Ends.FIRST_STAGE)
+        return self in (Ends.LOGITS, Ends.LAST_LOGITS, Ends.FIRST_STAGE) or self.pooling is not None
 
     @property
     def to_logits(self) -> bool:
@@ -70,18 +89,40 @@ class Ends(StrEnum):
         return self not in (Ends.FIRST_STAGE, Ends.INNER_STAGE)
 
     @property
+    def to_states(self) -> bool:
+        """Whether the hidden states after the final norm come out, or what is pooled of them."""
+        return self.normed and not self.to_logits
+
+    @property
     def headless(self) -> bool:
         """Whether `inputs_embeds` [B, S, D] go in and `hidden_states` [B, S, D] come out."""
         return self is Ends.HIDDEN_STATES
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """What the embedding [B, D] that comes out is made of; None where none comes out."""
+        if self in (Ends.LAST_EMBEDDING, Ends.LAST_STATE):
+            return Pooling.LAST
+        return Pooling.MEAN if self in (Ends.MEAN_EMBEDDING, Ends.MEAN_STATE) else None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether embeddings are brought to length 1."""
+        return self in (Ends.LAST_EMBEDDING, Ends.MEAN_EMBEDDING)
 
     @property
     def last_logits_only(self) -> bool:
         """Whether the logits of each row's last token alone come out, [B, 1, V]."""
         return self is Ends.LAST_LOGITS
 
+    @property
+    def one_a_row(self) -> bool:
+        """Whether a call gives one output for each row, at its last token, so that positions tell where that is."""
+        return self.last_logits_only or self.pooling is not None
+
     def told(self, length: int) -> range:
         """Those of `length` tokens of a row in one call whose outputs come out."""
-        return range(length - 1 if self.last_logits_only else 0, length)
+        return range(length - 1 if self.one_a_row else 0, length)
 
 
 @dataclass(frozen=True)
@@ -144,16 +185,20 @@ class Interface:
 
     @property
     def output_name(self) -> str:
-        """`logits` or `hidden_states`."""
+        """`logits`, `hidden_states` or `embeddings`."""
+        if self.ends.pooling is not None:
+            return io_names.EMBEDDINGS
         return io_names.LOGITS if self.ends.to_logits else io_names.HIDDEN_STATES
 
     @property
     def width(self) -> int:
-        """Values of an output for a token: V, or D of hidden states."""
+        """Values of an output for a token: V, or D of hidden states and embeddings."""
         return self.config.vocab_size if self.ends.to_logits else self.config.hidden_size
 
-    def output_shape(self, rows: int, length: int) -> tuple[int, int, int]:
+    def output_shape(self, rows: int, length: int) -> tuple[int, ...]:
         """Of the outputs of `length` tokens in each of `rows` rows."""
+        if self.ends.pooling is not None:
+            return rows, self.width
         return rows, 1 if self.ends.last_logits_only else length, self.width
 
     @property
@@ -169,9 +214,9 @@ class Interface:
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Logits or hidden states, and the caches."""
-        length = 1 if self.ends.last_logits_only else io_names.SEQUENCE_AXIS
-        result = Port(self.output_name, self.element.name, (io_names.BATCH_AXIS, length, self.width))
+        """Logits, hidden states or embeddings, and the caches."""
+        length = () if self.ends.pooling is not None else (1 if self.ends.last_logits_only else io_names.SEQUENCE_AXIS,)
+        result = Port(self.output_name, self.element.name, (io_names.BATCH_AXIS, *length, self.width))
         present = io_names.present_names(self.config.num_hidden_layers)
         return (result, *(self._cache(name, io_names.past_of(name)) for name in present))
 

@@ -10,6 +10,7 @@ INPUTS_EMBEDS = "inputs_embeds"
 POSITION_IDS = "position_ids"
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
+EMBEDDINGS = "embeddings"  # of whole rows
 HIDDEN_STATES_IN = "hidden_states_in"  # of a stage: no graph may have an input and an output of one name
 PAST, PRESENT = "past_key_values.", "present."
 """What the names of cache inputs and of cache outputs begin with; the layer and `.key` or `.value` follow."""

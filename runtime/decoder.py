@@ -82,9 +82,9 @@ class Decoder(ABC):
         return self.interface.ends.headless
 
     @property
-    def last_logits_only(self) -> bool:
-        """True when the artifact gives logits of each row's last token only ([B, 1, V])."""
-        return self.interface.ends.last_logits_only
+    def one_a_row(self) -> bool:
+        """True when a call gives one output for each row: the logits of its last token only, or an embedding."""
+        return self.interface.ends.one_a_row
 
     @property
     def batch_size(self) -> int:
@@ -110,8 +110,8 @@ class Decoder(ABC):
             lengths_B: valid tokens of each row in this chunk, 1..S; None means S everywhere.
 
         Returns:
-            [B, S, V] logits, of which those of padding are meaningless; [B, 1, V] with `last_logits_only`, those of
-            each row's last valid token.
+            [B, S, V] logits, of which those of padding are meaningless. With `one_a_row` [B, 1, V], those of each row's
+            last valid token, or [B, 1, D], its embedding.
 
         Raises:
             UsageError: the chunk, padding included, does not fit after what is cached, or is not what it should be:
@@ -124,8 +124,8 @@ class Decoder(ABC):
         else:
             added_B = checked_lengths(lengths_B, self.batch_size, sequence_length)
         columns_BS = torch.arange(sequence_length)[None, :].expand(self.batch_size, -1)
-        if self.last_logits_only:
-            # The artifact takes a row's logits at its highest position, so padding repeats that of the last token.
+        if self.one_a_row:
+            # The artifact takes a row to end at its highest position, so padding repeats that of the last token.
             columns_BS = columns_BS.minimum(added_B[:, None] - 1)
         position_ids_BS = self.lengths_B[:, None] + columns_BS
         outputs = self._call(inputs, position_ids_BS)
@@ -180,7 +180,7 @@ class Decoder(ABC):
     def forward(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
         """Run once at explicit positions; `lengths_B` is left alone.
 
-        Positions count up by one along each row. With `last_logits_only` they do so to the row's last token, and
+        Positions count up by one along each row. With `one_a_row` they do so to the row's last token, and
         padding after it has any position that is not higher.
 
         Raises:
@@ -188,7 +188,7 @@ class Decoder(ABC):
             ArtifactError: the artifact fails while it runs, or gives an output of another shape than it should.
         """
         inputs = self._checked(inputs)
-        positions_BS = checked_positions(position_ids_BS, inputs, last_logits_only=self.last_logits_only)
+        positions_BS = checked_positions(position_ids_BS, inputs, padded=self.one_a_row)
         return self._call(inputs, positions_BS)
 
     def _call(self, inputs: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
@@ -196,7 +196,7 @@ class Decoder(ABC):
         outputs = self._run(inputs, position_ids_BS)
         wanted = self.interface.output_shape(*position_ids_BS.shape)
         require_shape(self.interface.output_name, outputs.shape, wanted, position_ids_BS)
-        return outputs
+        return outputs if outputs.ndim == 3 else outputs[:, None]  # an embedding stands at the row's last token
 
     def _checked(self, inputs: torch.Tensor) -> torch.Tensor:
         inputs = checked_inputs(inputs, self.interface)

@@ -62,12 +62,10 @@ def checked_lengths(lengths_B: torch.Tensor, batch_size: int, sequence_length: i
     return lengths_B.to(torch.int64)
 
 
-def checked_positions(
-    position_ids_BS: torch.Tensor, inputs: torch.Tensor, *, last_logits_only: bool = False
-) -> torch.Tensor:
+def checked_positions(position_ids_BS: torch.Tensor, inputs: torch.Tensor, *, padded: bool = False) -> torch.Tensor:
     """Positions as int64 [B, S], which count up by one along each row.
 
-    With `last_logits_only` they do so up to the highest, and what follows is padding.
+    With `padded` they do so up to the highest, and what follows is padding.
 
     Raises:
         UsageError: another type or shape, or another order.
@@ -83,7 +81,7 @@ def checked_positions(
     positions_BS = position_ids_BS.to(torch.int64)
     counted_BS = positions_BS[:, :1] + torch.arange(positions_BS.shape[1])[None, :]
     right_BS = positions_BS == counted_BS
-    if last_logits_only:
+    if padded:
         padding_BS = counted_BS > positions_BS.amax(1, keepdim=True)
         right_BS = torch.where(padding_BS, positions_BS >= 0, right_BS)
     if not bool(right_BS.all()):

@@ -56,7 +56,13 @@ def open_bundle(wanted: Opening) -> EagerDecoder:
         checkpoint = DequantisedCheckpoint(wanted.folder, manifest)
     elif wanted.verify == "nothing":
         lora = None if source.adapter is None else source.adapter.reference
-        checkpoint = open_checkpoint(wanted.model or source.reference, seed=source.seed or 0, lora=lora, text_only=True)
+        checkpoint = open_checkpoint(
+            wanted.model or source.reference,
+            seed=source.seed or 0,
+            lora=lora,
+            text_only=True,
+            headless=interface.ends.to_states,
+        )
     else:
         checkpoint = open_source(manifest, wanted.model)
     return EagerDecoder(load_model(checkpoint, interface.dtype, slots, ends=interface.ends), slots, wanted.device)

@@ -186,7 +186,7 @@ class RayChain(Decoder):
             rows = range(self._first_row + start, self._first_row + stop)
             passed: Any = _packed(inputs[start:stop])
             for stage in self.stages:
-                last = self.last_logits_only and stage is self.stages[-1]
+                last = self.one_a_row and stage is self.stages[-1]
                 passed = stage.run.remote(self._life, rows, passed, position_ids_BS[start:stop].numpy(), last)
             coming.append(passed)
         return torch.cat([torch.from_numpy(one.copy()).view(self.dtype) for one in _got(coming)])

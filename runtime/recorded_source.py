@@ -48,7 +48,8 @@ def open_source(manifest: Manifest, model: str | None = None, lora: str | Path |
 
 def _opened(model: str, manifest: Manifest) -> Checkpoint:
     """A bundle of a multimodal model was made with --text-only."""
-    return open_checkpoint(model, seed=manifest.source.seed or 0, text_only=True)
+    headless = manifest.interface.ends.to_states
+    return open_checkpoint(model, seed=manifest.source.seed or 0, text_only=True, headless=headless)
 
 
 def _open_recorded(manifest: Manifest) -> Checkpoint:

@@ -77,10 +77,12 @@ def replay_golden(decoder: Decoder, golden: GoldenVectors, progress: Progress = 
 
 
 def _require_of(decoder: Decoder, golden: GoldenVectors) -> None:
-    ends, width, inputs = decoder.interface.ends, decoder.interface.width, golden.inputs
-    of_inputs = inputs.shape[1:] == (width,) if ends.headless else bool(((inputs >= 0) & (inputs < width)).all())
-    first = golden.prefill - 1 if ends.last_logits_only else 0  # position whose outputs come out
-    fits = golden.headless == ends.headless and golden.outputs_PV.shape[1:] == (width,) and of_inputs
+    interface, inputs = decoder.interface, golden.inputs
+    ends, width, ids = interface.ends, interface.width, interface.config.vocab_size
+    of_inputs = inputs.shape[1:] == (width,) if ends.headless else bool(((inputs >= 0) & (inputs < ids)).all())
+    first = golden.prefill - 1 if ends.one_a_row else 0  # position whose outputs come out
+    of_outputs = golden.output == interface.output_name and golden.outputs_PV.shape[1:] == (width,)
+    fits = golden.headless == ends.headless and of_outputs and of_inputs
     if not fits or int(golden.positions_P[0]) < first:
         raise UsageError(
             f"{GOLDEN_FILE} is of another model than the bundle: copy the whole bundle again, or export it again"

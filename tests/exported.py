@@ -82,11 +82,11 @@ def export(
     slots: int = 29,
     **options: Any,
 ) -> Manifest:
-    """A sealed bundle with M = `slots`; `options` are those of `Ends.of`, `quantisation` and `attention`."""
+    """A sealed bundle with M = `slots`; `options` are `ends` or those of `Ends.of`, `quantisation` and `attention`."""
     quantisation: Quantisation | None = options.pop("quantisation", None)
     attention = options.pop("attention", AttentionForms.MASKED)
     folder.mkdir(parents=True, exist_ok=True)
-    interface = Interface(checkpoint.config, precision.element, slots, Ends.of(**options))
+    interface = Interface(checkpoint.config, precision.element, slots, options.pop("ends", None) or Ends.of(**options))
     manifest = export_onnx(checkpoint, folder, interface, quantisation=quantisation, attention=attention)
     write_manifest(folder, manifest)
     return manifest

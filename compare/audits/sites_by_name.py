@@ -145,11 +145,14 @@ def _first_input(flow: Dataflow, value: str | None) -> str | None:
 
 
 def _final_norm(flow: Dataflow, own: dict[str, str]) -> str | None:
-    """What the head reads: the first input of the last matrix product, or a headless stack's output."""
+    """What the head reads: the first input of the last matrix product, or a headless stack's output. Of what is pooled
+    it is known by its name alone."""
     named = next((name for name in _norm("model.norm") if name in flow.maker), None)
     if named is not None:
         return named
     if io_names.HIDDEN_STATES in own:
         return io_names.HIDDEN_STATES
+    if io_names.EMBEDDINGS in own:
+        return None
     head = flow.nearest(io_names.LOGITS, flow.is_product)
     return None if head is None else str(head.input[0])

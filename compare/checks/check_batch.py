@@ -12,7 +12,7 @@ from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, p
 from blockexport.compare.core.context import CheckContext, Row
 from blockexport.compare.core.figures import Figures, StretchFigures
 from blockexport.compare.core.judge_positions import extended, judge_stretch
-from blockexport.compare.core.logit_distance import Distances, Errors, measure
+from blockexport.compare.core.logit_distance import Distances, Errors
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.position_plan import CHUNK, calls_of
 from blockexport.compare.core.slots import copy_to_rows
@@ -88,10 +88,14 @@ class JudgedRow:
 
 def floors_of_rows(context: CheckContext, rows: Sequence[JudgedRow]) -> Iterator[Floor]:
     """The floor of some rows together, and a firmer one after it; see `CheckContext.runs`."""
-    looks = zip(*(context.runs(row.errors.positions_P.tolist(), row.row) for row in rows), strict=True)
+    looks = zip(*(_runs(context, row) for row in rows), strict=True)
     for runs in looks:
         joined = [Distances.join(parts) for parts in zip(*runs, strict=True)]
         yield floor_of([Errors.join([row.cached for row in rows]), *joined], context.decoder.dtype)
+
+
+def _runs(context: CheckContext, row: JudgedRow) -> Iterator[list[Distances]]:
+    return context.runs(row.errors.positions_P.tolist(), row.row, row.errors.starts_P.tolist())
 
 
 def _short_rows(context: CheckContext) -> list[JudgedRow]:
@@ -120,7 +124,6 @@ def _late_rows(context: CheckContext) -> list[JudgedRow]:
 def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) -> list[Errors]:
     """Errors of each row at its steps. The rows begin as copies of one that was filled alone."""
     slots = context.plan.max_sequence_length
-    where = {p: i for i, p in enumerate(context.reference_positions)}
     inputs = context.inputs(decoder, context.ids_S[None])
     decoder.reset(1)
     for call in calls_of([CHUNK] * -(-slots // CHUNK), slots):
@@ -131,7 +134,7 @@ def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) ->
         positions = [start + step for start in starts]
         outputs_B1V = decoder.step(inputs[0, positions][:, None])
         for i, position in enumerate(positions):
-            parts[i].append(measure(outputs_B1V[i], context.expected[0][where[position]][None], [position]))
+            parts[i].append(context.measured(outputs_B1V[i], [position]))
     return [Errors.join(part) for part in parts]
 
 
@@ -148,9 +151,7 @@ def _run(context: CheckContext, decoder: Decoder) -> list[Errors]:
     width, vocab_size = max(prompts), context.config.vocab_size
     given_BS = torch.stack([torch.cat([_padded(row, width, vocab_size), row.ids_S[row.prompt :]]) for row in rows])
     found = []
-    for row, outputs_PV, expected_PV in zip(
-        rows, context.run_rows(decoder, given_BS, prompts, width), context.expected[1:], strict=True
-    ):
-        positions = range(decoder.interface.ends.told(row.prompt).start, len(row.ids_S))
-        found.append(measure(outputs_PV, expected_PV[positions.start :], positions))
+    for i, outputs_PV in enumerate(context.run_rows(decoder, given_BS, prompts, width)):
+        positions = range(decoder.interface.ends.told(prompts[i]).start, len(rows[i].ids_S))
+        found.append(context.measured(outputs_PV, positions, context.starts_in_row(positions, prompts[i]), i))
     return found

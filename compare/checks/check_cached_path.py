@@ -83,7 +83,7 @@ def spread(context: CheckContext) -> Outcome:
     seen = artifact.errors.positions_P.tolist()
     slots, steps = plan.max_sequence_length, len(plan.spread_steps)
     what = f"{plural(steps, 'step')} over {slots} slots, chunks between them ({len(seen)} positions)"
-    floors = context.floors(context.eager_errors.select(seen))
+    floors = context.floors(context.cached_errors(plan.spread_calls, seen))
     result = judge_stretch(context, what, artifact.errors, floors)
     if not artifact.not_finite:
         return result

@@ -24,8 +24,8 @@ def _cannot(context: CheckContext) -> str | None:
         return "a prefill of one token has no earlier position"
     if context.config.vocab_size < 2:
         return "a vocabulary of one token has no other to put in its place"
-    if context.decoder.last_logits_only and context.config.num_hidden_layers < 2:
-        return "with the last logits only, nothing that one layer's earlier queries give leaves the file"
+    if context.decoder.one_a_row and context.config.num_hidden_layers < 2:
+        return "with the outputs of last tokens only, nothing that one layer's earlier queries give leaves the file"
     return None
 
 

@@ -22,8 +22,8 @@ TOKENS = 40
 
 
 def _cannot(context: CheckContext) -> str | None:
-    if context.decoder.headless:
-        return "a headless stack gives no tokens"
+    if not context.has_top1:
+        return "without logits there are no tokens"
     return None if context.plan.max_sequence_length > 1 else "a cache of one slot leaves no room to generate"
 
 

@@ -48,11 +48,12 @@ def growth(context: CheckContext) -> Outcome:
     assert context.growing is not None
     boundaries = _boundaries(context)
     decoder = context.growing(boundaries[0])
-    artifact = context.walk(decoder, _calls(boundaries), range(boundaries[-1] + 2), "artifact, growing")
+    calls = _calls(boundaries)
+    artifact = context.walk(decoder, calls, range(boundaries[-1] + 2), "artifact, growing")
     seen = artifact.errors.positions_P.tolist()
     at = f"{', '.join(map(str, boundaries[:-1]))} and {boundaries[-1]}"
     what = f"a cache that grows at {at} slots ({plural(len(seen), 'position')})"
-    found = judge_stretch(context, what, artifact.errors, context.floors(context.eager_errors.select(seen)))
+    found = judge_stretch(context, what, artifact.errors, context.floors(context.cached_errors(calls, seen)))
     moved = _moved(decoder, boundaries)
     return replace(found, complaints=[moved]) if moved else found  # the reason of whatever else is wrong
 

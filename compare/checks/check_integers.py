@@ -40,9 +40,11 @@ def integers(context: CheckContext) -> Outcome:
     whole = IntegerReference(
         context.checkpoint, decoder.dtype, context.decoder.interface.ends, _rounding(context.original)
     )
-    ids_S, expected_PV = context.ids_S[: plan.decode_positions.stop], context.expected[0][seen]
+    ids_S = context.ids_S[: plan.decode_positions.stop]
+    expected_PV = context.reference_at(seen, artifact.starts_P.tolist())
     what = f"activations in 8 bits ({plural(len(seen), 'position')})"
-    return judge_stretch(context, what, artifact, whole.floors(ids_S, seen, expected_PV, context.progress))
+    floors = whole.floors(ids_S, artifact, expected_PV, context.progress)
+    return judge_stretch(context, what, artifact, floors)
 
 
 def _rounding(checkpoint: CodedCheckpoint) -> dict[str, Rounding]:

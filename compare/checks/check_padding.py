@@ -9,15 +9,19 @@ import torch
 
 from blockexport.compare.core.check import Check, FailingCalls, Kind, Outcome, prompt_and_steps
 from blockexport.compare.core.context import CheckContext
+from blockexport.compare.core.embeddings import embedding
 from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.immovable import has_moved, moved_by
 from blockexport.compare.core.judge_positions import judge_stretch
-from blockexport.compare.core.logit_distance import Errors, measure
+from blockexport.compare.core.logit_distance import Errors
 from blockexport.compare.core.slots import slots_of_row
+from blockexport.models.interface import Pooling
 from blockexport.runtime.decoder import Decoder
+from blockexport.runtime.eager import EagerDecoder
 
 PROMPT = 20
 PADDING = 5
+LEFT = 0.05  # of an embedding's error: a mistake that leaves no more is named
 
 
 def _sizes(context: CheckContext) -> tuple[int, int]:
@@ -62,6 +66,7 @@ def padding(context: CheckContext) -> Outcome:
         for of, units in (("outputs", moved), ("the cache", moved_slots))
         if has_moved(units)
     ]
+    complaints += _counted_in(context, one) if complaints or result.complaints else []
     if not complaints:
         return result
     said = "; ".join(complaints)
@@ -88,6 +93,26 @@ def _run(context: CheckContext, decoder: Decoder, shift: int) -> _Run:
     return _Run(list(range(first, stop)), outputs_PV, slots)
 
 
+def _counted_in(context: CheckContext, run: _Run) -> list[str]:
+    """Whether the embedding of the padded prompt is that of its padding, or of that as well: a clause."""
+    ends, eager = context.ends, context.eager.decoder
+    if ends.pooling is None or not isinstance(eager, EagerDecoder):
+        return []
+    kept: list[torch.Tensor] = []  # padding has positions of its own, so its states are those of this very call
+    hook = eager.model.model.norm.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    _run(context, eager, 1)
+    hook.remove()
+    states_SD = kept[0].double().cpu()
+    if ends.pooling is Pooling.MEAN:
+        padded_1D, said = embedding(states_SD, ends), "the mean is taken over the padding, too"
+    else:
+        padded_1D, said = embedding(states_SD[-1:], ends), "the embedding is of the last column, which is padding"
+    got_1D = run.outputs_PV[:1].double()
+    own = float((got_1D - embedding(states_SD[: _sizes(context)[0]], ends)).norm())
+    return [said] if float((got_1D - padded_1D).norm()) <= LEFT * own else []
+
+
 def _errors(context: CheckContext, run: _Run) -> Errors:
     # The sequence is judged from its first position on, so a position is its own index in the reference's outputs.
-    return measure(run.outputs_PV, context.expected[0][run.positions], run.positions)
+    starts = context.starts_in_row(run.positions, _sizes(context)[0])
+    return context.measured(run.outputs_PV, run.positions, starts)

@@ -49,7 +49,7 @@ def parameters(context: CheckContext) -> Outcome:
     weights = context.weights()
     if context.decoder.foreign is not None:
         return _foreign(context, weights)
-    wanted = expected_tensors(context.config, ends=context.decoder.interface.ends)
+    wanted = expected_tensors(context.config, ends=context.ends)
     if isinstance(context.original, StoredCheckpoint):
         return _stored(context, context.original, weights, wanted)
     count, expected = sum(prod(shape) for shape in weights.shapes.values()), _expected_count(context)
@@ -146,8 +146,9 @@ def _first(wrong: Mapping[str, str]) -> list[str]:
 
 def _expected_count(context: CheckContext) -> int:
     config, counted = context.config, count_parameters(context.config)
-    ends = config.vocab_size * config.hidden_size + counted.head  # positions that were learned stay
-    return counted.total - (ends if context.decoder.headless else 0)
+    absent = 0 if context.ends.to_logits else counted.head
+    absent += 0 if context.ends.from_ids else config.vocab_size * config.hidden_size  # learned positions stay
+    return counted.total - absent
 
 
 def _wrong_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:

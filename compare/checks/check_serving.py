@@ -34,6 +34,8 @@ LEAVES = 0.04  # how likely a tenant gives up before a turn
 def _cannot(context: CheckContext) -> str | None:
     if context.decoder.foreign is not None:
         return "the rows of another tool's file cannot be run apart"
+    if context.ends.pooling is not None:
+        return "rows are lent to texts that go on, and an embedding is one call"
     return None if context.rows else "the cache is too small for rows of unequal length"
 
 

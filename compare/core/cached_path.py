@@ -87,7 +87,8 @@ class CachedPath:
         ids_S: int64, the tokens.
         calls: the positions of each call in turn, as `Plan.calls` gives them.
         max_sequence_length: M.
-        ends: a headless one gives hidden states after the final norm instead of logits.
+        ends: a headless one gives hidden states after the final norm instead of logits; where embeddings come out,
+            they do after every call.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class CachedPath:
         self.ids_S = ids_S
         self.calls = list(calls)
         self.slots = max_sequence_length
-        self.headless = ends.headless
+        self.ends = ends
         rows = rope_table_rows(self.config, max_sequence_length)
         self._tables = dict(zip(self._windows(), rope_tables(self.config, rows), strict=True))
 
@@ -118,7 +119,7 @@ class CachedPath:
         *,
         label: str = "explain: trying defects, layer",
     ) -> list[torch.Tensor]:
-        """Outputs [len(positions), V] of each case in turn ([.., D] when headless).
+        """Outputs [len(positions), V] of each case in turn ([.., D] of hidden states and embeddings).
 
         Layers before the first that a case touches are run once for all such cases.
         """
@@ -166,12 +167,20 @@ class CachedPath:
         self, cases: Sequence[Case], streams: Sequence[torch.Tensor], positions: Sequence[int]
     ) -> list[torch.Tensor]:
         """What final norm and head make of the streams [T, D] that leave the last layer."""
-        kept = torch.tensor(list(positions), dtype=torch.int64)
         sound = make_final_norm(self.checkpoint, self.dtype)
         # What is confined to some layers leaves the norm after them as it is.
         norms = [case.defect.norm if case.layers is None else NOTHING_WRONG.norm for case in cases]
+        if self.ends.pooling is not None:
+            normed = [norm(sound)(x_TD) for norm, x_TD in zip(norms, streams, strict=True)]
+            return [self._embeddings(case, states, positions) for case, states in zip(cases, normed, strict=True)]
+        kept = torch.tensor(list(positions), dtype=torch.int64)
         normed = [norm(sound)(x_TD[kept]) for norm, x_TD in zip(norms, streams, strict=True)]
-        return normed if self.headless else self._project(cases, normed)
+        return normed if self.ends.to_states else self._project(cases, normed)
+
+    def _embeddings(self, case: Case, states_TD: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """The embeddings [P, D] of the calls that end at some positions."""
+        starts = {call.stop - 1: call.start for call in self.calls}
+        return torch.cat([case.defect.pool(states_TD[starts[p] : p + 1], self.ends) for p in positions])
 
     @torch.no_grad()
     def caches(self, nudge: Nudge | None = None) -> Iterator[Past]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from blockexport.compare.core.could_fail import lost_in, spread_over_positions
+from blockexport.compare.core.embeddings import embeddings_at, starts_of
 from blockexport.compare.core.evidence import called, fed
-from blockexport.compare.core.logit_distance import Distances, Errors, finite_rows, measure
+from blockexport.compare.core.logit_distance import Distances, Errors, finite_rows, measure, measure_distances
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.nudge import Looks, Nudges, run_distances
+from blockexport.compare.core.nudge import Looks, Nudges, run_distances, weight_of
 from blockexport.compare.core.position_plan import Plan
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.watched import Watched
 from blockexport.models.checkpoints.checkpoint import Checkpoint
 from blockexport.models.checkpoints.kept_tensors import KeptTensors
+from blockexport.models.interface import Ends, Pooling
 from blockexport.models.progress import Progress, counted, silent
 from blockexport.runtime.decoder import Decoder
 
@@ -44,12 +46,17 @@ class Walk:
     not_finite: list[int]  # positions, judged or not
 
 
+Run = Callable[[int, Sequence[int], Sequence[int]], Distances]
+"""One run of eager on all sequences: its errors in one of them, at positions, each of the tokens from a start on."""
+
+
 class CheckContext:
     """Everything a check may look at. Expensive parts are made on first use and kept.
 
     Attributes:
         decoder: the artifact being judged.
-        eager: gives eager PyTorch on the same weights in the artifact's precision, full logits.
+        eager: gives eager PyTorch on the same weights in the artifact's precision, with the outputs of every token, but
+            for embeddings.
         original: the source as it was opened.
         checkpoint: the same, which every pass of the reference and of eager reads: what has to be dequantised is kept.
         plan: the stretches of the judged sequence.
@@ -111,8 +118,13 @@ class CheckContext:
 
     @property
     def has_top1(self) -> bool:
-        """False for a headless stack, whose outputs are no distribution over tokens."""
-        return not self.decoder.headless
+        """Whether outputs are a distribution over tokens, and no hidden states or embeddings."""
+        return self.ends.to_logits
+
+    @property
+    def ends(self) -> Ends:
+        """The artifact's."""
+        return self.decoder.interface.ends
 
     @property
     def eager(self) -> Watched:
@@ -139,7 +151,7 @@ class CheckContext:
     @cached_property
     def reference(self) -> Reference:
         """The float64 reference over the checkpoint."""
-        return Reference(self.checkpoint, ends=self.decoder.interface.ends)
+        return Reference(self.checkpoint, ends=self.ends)
 
     @cached_property
     def judged_positions(self) -> list[int]:
@@ -152,15 +164,53 @@ class CheckContext:
     def reference_positions(self) -> list[int]:
         """Positions of the sequence whose reference outputs are kept: those that any walk is judged at.
 
-        They begin with all positions of prefill and decode, which are therefore their own indices here.
+        They begin with all positions of prefill and decode, which are therefore their own indices here. What is pooled
+        can be made of any.
         """
+        if self.ends.pooling is not None:
+            return list(range(len(self.ids_S)))
         spread = self.plan.spread_positions if self.to_last_slot else []
         return sorted({*self.judged_positions, *spread})
 
     @cached_property
     def expected(self) -> list[torch.Tensor]:
-        """Reference outputs [P, V] of the judged sequence (at `reference_positions`), then of each row (all of it)."""
+        """Reference outputs [P, V] of the judged sequence (at `reference_positions`), then of each row (all of it).
+        Where embeddings come out these are states, of which `reference_at` makes them."""
         return self.reference.run(self._sequences, self._positions, self.progress)
+
+    @cached_property
+    def _where(self) -> dict[int, int]:
+        return {position: i for i, position in enumerate(self.reference_positions)}
+
+    def reference_at(
+        self, positions: Sequence[int], starts: Sequence[int] | None = None, row: int | None = None
+    ) -> torch.Tensor:
+        """Reference outputs [P, V] at some positions of the judged sequence, or of a row.
+
+        Args:
+            positions: some of `reference_positions`.
+            starts: the first tokens that embeddings are made of; each of its last token's state alone by default.
+            row: which row; None for the judged sequence.
+        """
+        expected = self.expected[0 if row is None else 1 + row]
+        if self.ends.pooling is not None:
+            return embeddings_at(expected, positions, positions if starts is None else starts, self.ends)
+        return expected[[self._where[p] for p in positions] if row is None else list(positions)]
+
+    def measured(
+        self,
+        outputs_PV: torch.Tensor,
+        positions: Sequence[int],
+        starts: Sequence[int] | None = None,
+        row: int | None = None,
+    ) -> Errors:
+        """The errors of outputs [P, V]; see `reference_at`."""
+        return measure(outputs_PV, self.reference_at(positions, starts, row), positions, starts)
+
+    def starts_in_row(self, positions: Sequence[int], prompt: int) -> list[int]:
+        """The first tokens that the outputs of a prompt, and of the steps after it, are made of."""
+        mean = self.ends.pooling is Pooling.MEAN
+        return [0 if mean and position < prompt else position for position in positions]
 
     @property
     def _sequences(self) -> list[torch.Tensor]:
@@ -190,36 +240,57 @@ class CheckContext:
         """Eager's own errors along the same calls, at `reference_positions`: one half of the noise floor."""
         return self.walk(self.eager.decoder, self._plan_calls, self.reference_positions, "eager").errors
 
-    def runs(self, positions: Sequence[int], row: int | None = None) -> Iterator[list[Distances]]:
+    def cached_errors(self, calls: Sequence[range], seen: Sequence[int]) -> Errors:
+        """Eager's own errors at some positions, in calls of which the artifact gave outputs there; in those of the plan
+        where an output does not depend on the calls."""
+        if self.ends.pooling is None:
+            return self.eager_errors.select(seen)
+        return self.walk(self.eager, calls, seen, "eager, the same calls").errors.select(seen)
+
+    def runs(
+        self, positions: Sequence[int], row: int | None = None, starts: Sequence[int] | None = None
+    ) -> Iterator[list[Distances]]:
         """Eager's own errors on a whole sequence without a cache, in the artifact's precision, in several runs.
 
         Of the judged sequence, or of a row, at some of its positions: those of a first look and, for an artifact that
         leaves their floor, those of a second (`nudge.py`). Both are made once, and the second only when asked for.
+        `starts` are as in `reference_at`.
         """
         for look in self._looks:
-            yield [run[0 if row is None else 1 + row].select(positions) for run in look]
+            yield [run(0 if row is None else 1 + row, positions, starts or positions) for run in look]
 
     def floors(self, cached: Distances) -> Iterator[Floor]:
         """The floor at the positions of `cached`, eager's errors in the calls that are judged; then a firmer one."""
-        for runs in self.runs(cached.positions_P.tolist()):
+        for runs in self.runs(cached.positions_P.tolist(), None, cached.starts_P.tolist()):
             yield floor_of([cached, *runs], self.decoder.dtype)
 
-    def _whole_runs(self, nudges: Nudges) -> list[list[Distances]]:
-        """For each run the errors of the judged sequence (at `reference_positions`), then of each row."""
-        whole = Reference(self.checkpoint, self.decoder.dtype, ends=self.decoder.interface.ends)
+    def _whole_runs(self, nudges: Nudges) -> list[Run]:
+        whole = Reference(self.checkpoint, self.decoder.dtype, ends=self.ends)
         runs = whole.runs(self._sequences, self._positions, nudges, self.progress)
-        return run_distances(nudges, runs, self.expected, self._positions)
+        if self.ends.pooling is None:
+            made = run_distances(nudges, runs, self.expected, self._positions)
+            return [partial(_selected, distances) for distances in made]
+        weighted = zip(map(weight_of, nudges), runs, strict=True)
+        return [partial(self._pooled, states, weight) for weight, states in weighted]
+
+    def _pooled(
+        self, states: list[torch.Tensor], weight: float, of: int, positions: Sequence[int], starts: Sequence[int]
+    ) -> Distances:
+        """The errors of embeddings that are made of a run's states; see `Run`."""
+        outputs = embeddings_at(states[of], positions, starts, self.ends)
+        wanted = embeddings_at(self.expected[of], positions, starts, self.ends)
+        return measure_distances(outputs, wanted, positions, starts=starts).weighted(weight)
 
     @cached_property
     def doubts(self) -> list[str]:
         """Why no outputs of this sequence say anything: the reference's hardly depend on the position."""
-        spread = spread_over_positions(self.expected[0])
+        spread = spread_over_positions(self.reference_at(self.reference_positions))
         if spread is None:
             return []
-        return lost_in("from position to position", spread, self.floor(self.reference_positions))
+        return lost_in("from position to position", spread, self.floor(self.eager_errors.positions_P.tolist()))
 
     def observed(self, positions: Sequence[int]) -> list[int]:
-        """Those of `positions` that the artifact gives outputs for: with last logits only, not inside a prefill."""
+        """Those of `positions` that the artifact gives outputs for: with one for each row, not inside a prefill."""
         seen = set(self.artifact_errors.positions_P.tolist())
         return [p for p in positions if p in seen]
 
@@ -253,20 +324,20 @@ class CheckContext:
             positions: some of `reference_positions`; at the others outputs need only be finite.
             label: for the progress.
         """
-        wanted = set(positions)
-        where = {p: i for i, p in enumerate(self.reference_positions) if p in wanted}
-        expected_PV = self.expected[0]
+        wanted = set(positions) & set(self.reference_positions)
         inputs = self.inputs(decoder, self.ids_S[None])
         decoder.reset(1)
         parts: list[Errors] = []
         not_finite: list[int] = []
+        done = 0
         for given, outputs_SV in called(decoder, inputs, counted(calls, f"{label}: call", self.progress)):
             finite_S = finite_rows(outputs_SV).tolist()
             not_finite += [p for p, finite in zip(given, finite_S, strict=True) if not finite]
-            kept = [(row, p) for row, p in enumerate(given) if p in where]
+            starts, done = starts_of(decoder.interface.ends, given, done), given[-1] + 1
+            kept = [(row, p, start) for row, (p, start) in enumerate(zip(given, starts, strict=True)) if p in wanted]
             if kept:
-                rows, seen = zip(*kept, strict=True)
-                parts.append(measure(outputs_SV[list(rows)], expected_PV[[where[p] for p in seen]], seen))
+                rows, seen, begun = zip(*kept, strict=True)
+                parts.append(self.measured(outputs_SV[list(rows)], seen, begun))
         return Walk(Errors.join(parts), not_finite)
 
     def run_rows(
@@ -289,3 +360,8 @@ class CheckContext:
             for row, part in enumerate(parts):
                 part.append(outputs_B1V[row].clone())
         return [torch.cat(part) for part in parts]
+
+
+def _selected(distances: list[Distances], of: int, positions: Sequence[int], starts: Sequence[int]) -> Distances:
+    """Those of a run that were measured when it was made; see `Run`."""
+    return distances[of].select(positions)

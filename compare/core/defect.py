@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from blockexport.compare.core.embeddings import embedding
 from blockexport.models.block.attention import Attention
 from blockexport.models.block.block import Block
 from blockexport.models.block.layer_inputs import Step
@@ -20,6 +21,7 @@ from blockexport.models.block.mlp import SwiGLU
 from blockexport.models.block.norm import Norm
 from blockexport.models.checkpoints.tensor_names import EMBEDDING, OUTPUT_HEAD
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Ends
 
 CacheKind = Literal["keys", "values"]
 CACHE_KINDS: tuple[CacheKind, ...] = ("keys", "values")
@@ -113,6 +115,7 @@ class Defect:
         positions: of a call, those whose learned vectors its tokens get.
         reads: the caches that layers do not take from themselves. A model with such a defect runs call by call
             (`CachedPath.run_by_call`).
+        pool: what is made of the states of a call in the place of their embedding [1, D].
         coarse: rounds on the way, so that noise takes a value over an edge now and then and moves the logits by far
             more than noise.
     """
@@ -127,6 +130,7 @@ class Defect:
     ends: Callable[[ModelConfig], ModelConfig] = own_config
     positions: Callable[[range], range] = own_positions
     reads: CacheReads = field(default_factory=dict)
+    pool: Callable[[torch.Tensor, Ends], torch.Tensor] = embedding
     coarse: bool = False
 
     @property

@@ -44,7 +44,7 @@ class Evidence:
         ids_S: the tokens.
         calls: the positions given in each call.
         positions: those whose outputs are here.
-        outputs_PV: logits (hidden states of a headless one) in the artifact's type.
+        outputs_PV: logits (hidden states of a headless one, or embeddings) in the artifact's type.
         interface: of the artifact, and the checkpoint's config.
         repeated_PV: the outputs of a second, equal run; None when there was none.
         progress: told of the layers of eager's runs.
@@ -103,7 +103,7 @@ class Evidence:
     def _judged(self) -> tuple[StretchFigures, Floor]:
         runs = ([run.select(self.positions) for run in look] for look in self._ground.looks())
         return judge_by(
-            self.errors, (floor_of(look, self.dtype) for look in runs), has_top1=not self.interface.ends.headless
+            self.errors, (floor_of(look, self.dtype) for look in runs), has_top1=self.interface.ends.to_logits
         )
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from blockexport.compare.core.defect import LayerBlock, output_tensor
+from blockexport.compare.core.embeddings import embeddings_at
 from blockexport.compare.core.logit_distance import Distances
 from blockexport.compare.core.noise import Floor, floor_of
 from blockexport.compare.core.nudge import Looks, Nudges, run_distances
@@ -58,15 +59,19 @@ class IntegerReference(Reference):
         self, checkpoint: Checkpoint, dtype: torch.dtype, ends: Ends, rounding: Mapping[str, Rounding]
     ) -> None:
         super().__init__(checkpoint, dtype, ends=ends)
-        self.rounding = rounding
+        self.ends, self.rounding = ends, rounding
 
     def floors(
-        self, ids_S: torch.Tensor, positions: Sequence[int], expected_PV: torch.Tensor, progress: Progress = silent
+        self, ids_S: torch.Tensor, at: Distances, expected_PV: torch.Tensor, progress: Progress = silent
     ) -> Iterator[Floor]:
-        """The floor at some positions of a sequence, against its outputs `expected_PV` there; then a firmer one."""
+        """The floor at the positions of `at`, against the outputs `expected_PV` there; then a firmer one."""
+        positions, starts = at.positions_P.tolist(), at.starts_P.tolist()
+        is_pooled = self.ends.pooling is not None
 
         def look(nudges: Nudges) -> list[Distances]:
-            runs = self.runs([ids_S], [positions], nudges, progress)
+            runs = self.runs([ids_S], [range(len(ids_S)) if is_pooled else positions], nudges, progress)
+            if is_pooled:
+                runs = ([embeddings_at(states_SD, positions, starts, self.ends)] for (states_SD,) in runs)
             return [one for (one,) in run_distances(nudges, runs, [expected_PV], [positions])]
 
         return (floor_of(runs, self.dtype) for runs in Looks(look))

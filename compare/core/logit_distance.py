@@ -15,7 +15,7 @@ BLOCK = 8  # positions widened to float64 at a time: of most vocabularies they s
 class Distances:
     """Distances from the reference at some positions (P of them), all float64 but the ids and `finite_P`.
 
-    For a headless stack the "logits" are hidden states.
+    For a headless stack the "logits" are hidden states, and where embeddings come out, embeddings.
     """
 
     positions_P: torch.Tensor  # int64
@@ -26,6 +26,7 @@ class Distances:
     reference_rms_P: torch.Tensor  # size of the reference's own logits
     reference_max_P: torch.Tensor
     reference_spread_P: torch.Tensor  # their standard deviation
+    starts_P: torch.Tensor  # int64: the first token that an output is made of; the position itself but for means
 
     @property
     def rms(self) -> float:
@@ -66,10 +67,16 @@ class Errors(Distances):
     margin_P: torch.Tensor  # reference logit of the reference's token less that of the artifact's; 0 where they agree
 
 
-def measure(outputs_PV: torch.Tensor, reference_PV: torch.Tensor, positions: Sequence[int]) -> Errors:
-    """Errors of `outputs` [P, V] of any floating type against the reference [P, V], `positions` naming the rows."""
-    blocks = _blocks(len(positions))
-    return Errors.join([_measure(outputs_PV[i], reference_PV[i], positions[i]) for i in blocks])
+def measure(
+    outputs_PV: torch.Tensor,
+    reference_PV: torch.Tensor,
+    positions: Sequence[int],
+    starts: Sequence[int] | None = None,
+) -> Errors:
+    """Errors of `outputs` [P, V] of any floating type against the reference [P, V], `positions` naming the rows;
+    `starts` are the first tokens that outputs are made of, where those are others."""
+    begun, blocks = positions if starts is None else starts, _blocks(len(positions))
+    return Errors.join([_measure(outputs_PV[i], reference_PV[i], positions[i], begun[i]) for i in blocks])
 
 
 def measure_distances(
@@ -77,6 +84,7 @@ def measure_distances(
     reference_PV: torch.Tensor,
     positions: Sequence[int],
     same_reference: Distances | None = None,
+    starts: Sequence[int] | None = None,
 ) -> Distances:
     """What a noise floor is made of: as `measure`, without the tokens, in a fifth of the time.
 
@@ -85,11 +93,12 @@ def measure_distances(
         reference_PV: what they are held against.
         positions: of the rows.
         same_reference: of other outputs at the same positions, from the same reference, whose figures are taken over.
+        starts: see `measure`.
     """
-    parts = []
+    parts, begun = [], positions if starts is None else starts
     for i in _blocks(len(positions)):
         known = None if same_reference is None else same_reference._at(i)
-        parts.append(_distances(outputs_PV[i].double(), reference_PV[i], positions[i], known))
+        parts.append(_distances(outputs_PV[i].double(), reference_PV[i], positions[i], begun[i], known))
     return Distances.join(parts)
 
 
@@ -105,7 +114,11 @@ def _blocks(count: int) -> list[slice]:
 
 
 def _distances(
-    got: torch.Tensor, reference_PV: torch.Tensor, positions: Sequence[int], known: Distances | None
+    got: torch.Tensor,
+    reference_PV: torch.Tensor,
+    positions: Sequence[int],
+    starts: Sequence[int],
+    known: Distances | None,
 ) -> Distances:
     want = reference_PV.double()
     difference = got - want
@@ -118,6 +131,7 @@ def _distances(
         reference_rms_P=known.reference_rms_P if known else want.square().mean(-1).sqrt(),
         reference_max_P=known.reference_max_P if known else want.abs().amax(-1),
         reference_spread_P=known.reference_spread_P if known else _spread(want),
+        starts_P=torch.tensor(list(starts), dtype=torch.int64),
     )
 
 
@@ -126,13 +140,15 @@ def _spread(logits_PV: torch.Tensor) -> torch.Tensor:
     return (logits_PV - logits_PV.mean(-1, keepdim=True)).square().mean(-1).sqrt()
 
 
-def _measure(outputs_PV: torch.Tensor, reference_PV: torch.Tensor, positions: Sequence[int]) -> Errors:
+def _measure(
+    outputs_PV: torch.Tensor, reference_PV: torch.Tensor, positions: Sequence[int], starts: Sequence[int]
+) -> Errors:
     got, want = outputs_PV.double(), reference_PV.double()
     log_p, log_q = want.log_softmax(-1), got.log_softmax(-1)
     top1, reference_top1 = got.argmax(-1), want.argmax(-1)
     rows = torch.arange(len(positions))
     return Errors(
-        **vars(_distances(got, want, positions, None)),
+        **vars(_distances(got, want, positions, starts, None)),
         kl_P=(log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0),
         top1_P=top1,
         reference_top1_P=reference_top1,

@@ -108,7 +108,7 @@ def measure_cost(
     """
     deciding = len(ids_S) - 1  # the last token has none after it
     models = [checkpoint_model, *(run.decoder for run in runs)]
-    chunk = 1 if any(model.last_logits_only for model in models) else CHUNK
+    chunk = 1 if any(model.one_a_row for model in models) else CHUNK
     starts = range(0, deciding, window)
     calls = [
         range(p, min(p + chunk, start + window, deciding))

@@ -41,7 +41,8 @@ class Reference:
         checkpoint: where the weights are read from, one tensor at a time.
         dtype: type of the arithmetic.
         round_weights_to: a type every weight is rounded to before it is widened to `dtype`.
-        ends: a headless one gives hidden states after the final norm [S, D] instead of logits [S, V].
+        ends: a headless one, or one that gives embeddings, has hidden states after the final norm [S, D] for its
+            outputs instead of logits [S, V].
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Reference:
         self.config = checkpoint.config
         self.dtype = dtype
         self.round_weights_to = round_weights_to
-        self.headless = ends.headless
+        self.to_states = ends.to_states
 
     def run(
         self,
@@ -71,7 +72,7 @@ class Reference:
             progress: told the layers done.
 
         Returns:
-            For each sequence [len(positions), V] in `dtype` ([len(positions), D] when headless).
+            For each sequence [len(positions), V] in `dtype` ([len(positions), D] of hidden states).
         """
         return next(self.runs(sequences, positions, (None,), progress))
 
@@ -106,7 +107,7 @@ class Reference:
                 x_TD[torch.tensor(list(keep), dtype=torch.int64)] for x_TD, keep in zip(run, positions, strict=True)
             ]
             normed = [norm(x_TD) for x_TD in kept]
-            yield normed if self.headless else self._project(normed)
+            yield normed if self.to_states else self._project(normed)
         progress(label, layers + 1, layers + 1)
 
     @torch.inference_mode()
@@ -150,7 +151,7 @@ class Reference:
         with torch.inference_mode():
             normed_TD = self._final_norm()(x_TD)
             yield "the final norm", normed_TD
-            if not self.headless:
+            if not self.to_states:
                 yield "the output head", self._project([normed_TD])[0]
 
     def _convert(self, weight: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from blockexport.compare.explain.defects_block import (
     placement_defects,
     residual_defects,
 )
+from blockexport.compare.explain.defects_pooling import pooling_defects
 from blockexport.compare.explain.defects_position import (
     EXCHANGED,
     LOST,
@@ -23,6 +24,7 @@ from blockexport.compare.explain.defects_position import (
     rope_defects,
 )
 from blockexport.models.config.model_config import ModelConfig
+from blockexport.models.interface import Ends
 
 DROPOUT = "dropout"
 DROPOUT_CAUSE = "dropout is left on: two runs on the same tokens differ"
@@ -36,6 +38,7 @@ def catalogue(
     mapping: tuple[int, ...] | None = None,
     site: str | None = None,
     times: float | None = None,
+    ends: Ends = Ends.LOGITS,
 ) -> list[Defect]:
     """Every defect that a model of `config` can have. Exchanged caches are not among them: they are seen, and not
     guessed at.
@@ -46,6 +49,7 @@ def catalogue(
         mapping: whose weights each layer was seen to use; the orders worth guessing at when None.
         site: where the artifact was seen to differ first; a norm there is also tried with a wrong epsilon by itself.
         times: the factor between what the artifact has at `site` and what it should have, where there is one.
+        ends: of the artifact.
     """
     return [
         *rope_defects(config),
@@ -62,6 +66,7 @@ def catalogue(
         *multiplier_defects(config),
         *head_defects(config),
         *order_defects(config, mapping),
+        *pooling_defects(ends),
     ]
 
 
@@ -140,6 +145,15 @@ _TITLES = {
     "layers_permuted": "layers in another order",
     "layer_duplicated": "a layer used twice",
     "qkv_bias_dropped": "no biases of q, k and v",
+    "pool_first": "the first token's state",
+    "pool_before_last": "the state of the token before the last",
+    "pool_mean": "the mean for the last token's state",
+    "pool_last": "the last token's state for the mean",
+    "mean_without_last": "a mean without the last token",
+    "mean_without_first": "a mean without the first token",
+    "mean_summed": "a sum for the mean",
+    "normalize_missing": "no normalisation",
+    "normalize_extra": "normalisation",
     DROPOUT: "dropout",
 }
 _PREFIXES = {"rope_theta_": "RoPE base {}", "eps_": "norm epsilon {}", "rope_dims_": "RoPE on {} dimensions"}

@@ -84,11 +84,11 @@ class _Trial:
     hints: Hints
 
     def run(self) -> Diagnosis:
-        config, hints = self.evidence.checkpoint.config, self.hints
-        width, guess = self.evidence.outputs_PV.shape[-1], 2 * len(catalogue(config)) + 2
+        config, hints, ends = self.evidence.checkpoint.config, self.hints, self.evidence.interface.ends
+        width, guess = self.evidence.outputs_PV.shape[-1], 2 * len(catalogue(config, ends=ends)) + 2
         self.evidence = self.evidence.thinned(max(4, LOGITS // (width * guess)))
         late = self._first_late_position()
-        defects = catalogue(config, position=late, mapping=hints.mapping, site=hints.site, times=hints.times)
+        defects = catalogue(config, position=late, mapping=hints.mapping, site=hints.site, times=hints.times, ends=ends)
         error = _rms(self.evidence.outputs_PV, self.evidence.exact_PV)
         tried = self._across(hints.misread)
         if not any(map(_named, tried.judged)):

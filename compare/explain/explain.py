@@ -259,7 +259,8 @@ def _gather(
     ids_S = context.ids_S if ids_S is None else ids_S
     said = gather(context.decoder, context.checkpoint, ids_S, calls, positions, twice=twice, progress=context.progress)
     known = context.reference_positions
-    if ids_S is not context.ids_S or not set(said.positions) <= set(known):
+    own = ids_S is not context.ids_S or context.ends.pooling is not None  # an embedding is of its calls
+    if own or not set(said.positions) <= set(known):
         return said
 
     def looks() -> Iterator[list[Distances]]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from blockexport.compare.audits.sites_by_flow import SiteMap
 from blockexport.compare.core.cached_path import Past
 from blockexport.compare.core.defect import LayerBlock, output_tensor
+from blockexport.compare.core.embeddings import embedding
 from blockexport.compare.core.evidence import Evidence
 from blockexport.compare.core.nudge import Looks, Nudges, weight_of
 from blockexport.compare.core.tolerances import ROUNDING_RMS, SITE_FACTOR
@@ -252,15 +253,19 @@ class Inside:
         leaving, normed = ends.get(str(self.sites.streams[-1])), ends.get(str(self.sites.final_norm))
         if leaving is None:
             return []
-        kept = len(outputs_SV)
+        pools = self.evidence.interface.ends.pooling is not None
+        kept = len(call) if pools else len(outputs_SV)
         x_TD = leaving.reshape(-1, self.config.hidden_size)[-kept:]
         hidden = None if normed is None or normed is leaving else normed.reshape(-1, self.config.hidden_size)[-kept:]
-        values = {"final_norm": hidden, "head": outputs_SV}
+        values = {"final_norm": hidden, "embeddings" if pools else "head": outputs_SV}
         return self._rows(call, None, values, x_TD, self._ending, self._ending)[0]
 
     def _ending(self, x_TD: torch.Tensor) -> Values:
         normed = make_final_norm(self.checkpoint, x_TD.dtype)(x_TD)
-        if self.evidence.interface.ends.headless:
+        ends = self.evidence.interface.ends
+        if ends.pooling is not None:
+            return {"final_norm": normed, "embeddings": embedding(normed, ends)}
+        if ends.headless:
             return {"final_norm": normed, "head": normed}
         head = F.linear(normed, self.checkpoint.read(output_tensor(self.config)).to(x_TD.dtype))
         (biased,) = with_head_bias([head], self.checkpoint, self.config)

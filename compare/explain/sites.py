@@ -43,6 +43,7 @@ LABELS = {
     "mlp_residual": "residual around the MLP",
     "final_norm": "final norm",
     "head": "head",
+    "embeddings": "embedding of the text (pooling and normalisation)",
 }
 """Every site and what it is, for people."""
 
@@ -55,11 +56,12 @@ MADE_FROM = {
     "post_attention_layernorm": "attention_residual",
     "mlp_residual": "mlp_out_norm",
     "head": "final_norm",
+    "embeddings": "final_norm",
 }
 """For a site the one before it, where a graph may have lost that one: when it is missing and this one differs, it is
 what is wrong."""
 
-LAYER_SITES = tuple(name for name in LABELS if name not in ("embedding", "final_norm", "head"))
+LAYER_SITES = tuple(name for name in LABELS if name not in ("embedding", "final_norm", "head", "embeddings"))
 
 
 def layer_sites(config: ModelConfig) -> list[str]:

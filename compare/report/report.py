@@ -6,7 +6,8 @@
 - `verdict`: `pass`, `fail` or `not judged`; `summary`: the verdict in a sentence.
 - `notes`: sentences about what was judged that do not bear on the verdict, such as a file that was changed.
 - `artifact`: `backend`, `precision`, `max_sequence_length`, `headless`, `last_logits_only`, `model_type`, and
-  `arithmetic` (`is_target`, `note`); of another tool's file also `convention`, how it is called.
+  `arithmetic` (`is_target`, `note`); of another tool's file also `convention`, how it is called; of one that gives
+  embeddings `embedding` (`pooling`, `normalized`).
 - `tokens`: `origin`, `count`, and the stretches `prefill`, `decode`, `last`.
 - `checks`: for each `name`, `kind` (of `check.Kind`), `verdict`, `message` and `figures`: the members of the record
   beside the check, and of `figures.StretchFigures` for one against the noise floor.
@@ -40,6 +41,7 @@ from blockexport.compare.core.figures import Figures
 from blockexport.compare.core.quantising_cost import QuantisingCost
 from blockexport.compare.core.tolerances import TABLE
 from blockexport.compare.report.report_explanation import explanation_json
+from blockexport.export.bundle.embedding import EmbeddingRecord
 from blockexport.export.bundle.golden_file import GoldenVectors
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.precision import Precision
@@ -68,6 +70,7 @@ class Artifact(Figures):
     model_type: str
     arithmetic: Arithmetic
     convention: str | None = None
+    embedding: EmbeddingRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; whether the backend can judge is not told, since it did."""

@@ -121,6 +121,9 @@ def facts(report: Report) -> list[tuple[str, str]]:
     artifact, tokens = report.artifact, report.tokens
     kind = ["headless"] if artifact.headless else []
     kind += ["logits of the last position only"] if artifact.last_logits_only else []
+    if artifact.embedding is not None:
+        one = artifact.embedding
+        kind += [f"embeddings by {one.pooling} pooling", "normalised" if one.normalized else "not normalised"]
     stretches = [f"a prefill of {tokens.prefill}", plural(tokens.decode, "step")]
     stretches += [f"the last {plural(tokens.last, 'slot')}"] if tokens.last else []
     whose = "that of the target" if artifact.arithmetic.is_target else "not that of the target"

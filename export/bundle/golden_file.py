@@ -20,6 +20,7 @@ from blockexport.models.regular_file import is_there, open_regular
 
 GOLDEN_FILE = "golden.safetensors"
 MAX_BYTES = 4 * 2**20  # of the logits
+_OUTPUTS = (io_names.LOGITS, io_names.HIDDEN_STATES, io_names.EMBEDDINGS)
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class GoldenVectors:
         inputs: int64 ids [T], or float32 embeddings [T, D] of a headless model.
         prefill: tokens of the first call, 1..T.
         positions_P: int64 [P], ascending, where outputs are known.
-        outputs_PV: float32 [P, V] logits of the float64 reference (hidden states [P, D] of a headless model).
+        outputs_PV: float32 [P, V] of the float64 reference (V is D where it is no logits).
         tolerance_P: float32 [P], the largest difference allowed at each position.
         rms_tolerance: root mean square allowed over all of `outputs_PV`.
+        output: the name of what is known: `logits`, `hidden_states` or `embeddings`.
     """
 
     inputs: torch.Tensor
@@ -41,6 +43,7 @@ class GoldenVectors:
     outputs_PV: torch.Tensor
     tolerance_P: torch.Tensor
     rms_tolerance: float
+    output: str = io_names.LOGITS
 
     @property
     def headless(self) -> bool:
@@ -48,14 +51,14 @@ class GoldenVectors:
         return self.inputs.ndim == 2
 
 
-def choose_positions(prefill: int, total: int, width: int, *, last_logits_only: bool = False) -> list[int]:
+def choose_positions(prefill: int, total: int, width: int, *, one_a_row: bool = False) -> list[int]:
     """Positions to keep of a sequence of `total` tokens whose first `prefill` go in one call.
 
     The ends of both stretches first, then halfway points, as many as fit into MAX_BYTES at `width` float32 values each
-    (at least the two last positions of prefill and sequence). With `last_logits_only` the prefill gives its last only.
+    (at least the two last positions of prefill and sequence). With `one_a_row` the prefill gives its last only.
     """
     wanted: Iterable[int] = [prefill - 1, total - 1, prefill, (prefill + total) // 2, (prefill + 3 * total) // 4]
-    if not last_logits_only:
+    if not one_a_row:
         wanted = [*wanted, 0, prefill // 2, 1, prefill // 4, 3 * prefill // 4]
     room = max(2, MAX_BYTES // (4 * width))
     kept = [position for position in dict.fromkeys(wanted) if 0 <= position < total]
@@ -69,12 +72,12 @@ def write_golden(folder: Path, golden: GoldenVectors) -> str:
         ValueError: sizes that contradict each other, or a limit that is not positive (a bug of the caller's).
     """
     _check(golden)
-    first, last = _names(headless=golden.headless)
+    first = io_names.INPUTS_EMBEDS if golden.headless else io_names.INPUT_IDS
     tensors = {
         first: golden.inputs.to(torch.float32 if golden.headless else torch.int64),
         "prefill": torch.tensor([golden.prefill], dtype=torch.int64),
         "positions": golden.positions_P.to(torch.int64),
-        last: golden.outputs_PV.to(torch.float32),
+        golden.output: golden.outputs_PV.to(torch.float32),
         "tolerance": golden.tolerance_P.to(torch.float32),
         "rms_tolerance": torch.tensor([golden.rms_tolerance], dtype=torch.float32),
     }
@@ -95,24 +98,21 @@ def read_golden(folder: Path) -> GoldenVectors:
     try:
         with open_regular(path) as file:
             tensors = load(file.read())
-        first, last = _names(headless=io_names.INPUTS_EMBEDS in tensors)
+        first = io_names.INPUTS_EMBEDS if io_names.INPUTS_EMBEDS in tensors else io_names.INPUT_IDS
+        output = next((name for name in _OUTPUTS if name in tensors), io_names.LOGITS)
         golden = GoldenVectors(
             inputs=tensors[first],
             prefill=int(tensors["prefill"]),
             positions_P=tensors["positions"],
-            outputs_PV=tensors[last],
+            outputs_PV=tensors[output],
             tolerance_P=tensors["tolerance"],
             rms_tolerance=float(tensors["rms_tolerance"]),
+            output=output,
         )
         _check(golden)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"{path} is damaged ({error}): export the bundle again") from error
     return golden
-
-
-def _names(*, headless: bool) -> tuple[str, str]:
-    """What inputs and outputs are called in the file."""
-    return (io_names.INPUTS_EMBEDS, io_names.HIDDEN_STATES) if headless else (io_names.INPUT_IDS, io_names.LOGITS)
 
 
 def _check(golden: GoldenVectors) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from blockexport.export.bundle.embedding import EmbeddingRecord
 from blockexport.export.output.atomic_write import finish_moves, replace_file
 from blockexport.export.output.ownership import MANIFEST as MANIFEST
 from blockexport.models.config.config_fields import MAX_LAYERS
@@ -110,6 +111,7 @@ class Manifest:
     tools: dict[str, str] = field(default_factory=dict)
     quantisation: Quantisation | None = None
     stage: StageRecord | None = None
+    embedding: EmbeddingRecord | None = None
     engines: dict[str, Any] = field(default_factory=dict)  # file name -> EngineEntry of trt_engine.py, as JSON
     schema_version: int = SCHEMA_VERSION
 
@@ -120,7 +122,11 @@ class Manifest:
         Raises:
             ValueError: its ends contradict each other.
         """
-        if self.stage is None:
+        if self.embedding is not None:
+            if self.headless or self.last_logits_only or self.stage is not None:
+                raise ValueError("a decoder that gives embeddings is not headless, has no logits and is no stage")
+            ends = Ends.of_embedding(self.embedding.pooling, normalize=self.embedding.normalized)
+        elif self.stage is None:
             ends = Ends.of(headless=self.headless, last_logits_only=self.last_logits_only)
         else:
             ends = Ends.of_stage(range(self.stage.first, self.stage.stop), self.stage.layers)
@@ -132,10 +138,10 @@ class Manifest:
         return [name for name in GRAPHS if name in self.files]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values. Without quantised matrices, an adapter or other stages their keys are left out, which
-        earlier readers lack."""
+        """Plain JSON values. Without quantised matrices, adapter, other stages or embeddings their keys are left out:
+        earlier readers lack them."""
         values = asdict(self)
-        for name in ("quantisation", "stage"):
+        for name in ("quantisation", "stage", "embedding"):
             if values[name] is None:
                 del values[name]
         if self.source.adapter is None:
@@ -307,6 +313,6 @@ def _check_ports(kind: str, listed: Sequence[Port], expected: Sequence[Port]) ->
     for have, want in zip(listed, expected, strict=True):
         if have != want:
             raise ValueError(
-                f"it lists {have} among its {kind}, where its own config, precision, max_sequence_length, headless and "
-                f"last_logits_only give {want}"
+                f"it lists {have} among its {kind}, where its own config, precision, max_sequence_length and ends "
+                f"(headless, last_logits_only, stage, embedding) give {want}"
             )

@@ -227,6 +227,34 @@ def _amax(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     return stamp.emit(node, "ReduceMax", [stamp.value(x), stamp.ints(axes)], keepdims=0)
 
 
+@_translates(aten.sum.dim_IntList)
+def _sum(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, axes = _args(node)
+    return stamp.emit(node, "ReduceSum", [stamp.value(x), stamp.ints(axes)], keepdims=0)
+
+
+@_translates(aten.linalg_vector_norm.default)
+def _vector_norm(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, order, axes, keeps = _args(node)
+    if order != 2 or not keeps:
+        raise NotImplementedError(f"linalg_vector_norm of order {order}, keepdim {keeps}")
+    return stamp.emit(node, "ReduceL2", [stamp.value(x), stamp.ints(axes)], keepdims=1)
+
+
+@_translates(aten.clamp.default)
+def _clamp(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, lowest = _args(node)
+    return stamp.emit(node, "Max", [stamp.value(x), stamp.builder.constant(lowest, stamp.dtype(node))])
+
+
+@_translates(aten.masked_fill.Scalar)
+def _masked_fill(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
+    x, mask, filling = _args(node)
+    return stamp.emit(
+        node, "Where", [stamp.value(mask), stamp.builder.constant(filling, stamp.dtype(node)), stamp.value(x)]
+    )
+
+
 @_translates(aten.expand.default)
 def _expand(stamp: Stamp, node: torch.fx.Node) -> ir.Value:
     x, sizes = _args(node)

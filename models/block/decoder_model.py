@@ -17,6 +17,7 @@ from blockexport.models.block.cache import visible_slots
 from blockexport.models.block.layer_inputs import Step
 from blockexport.models.block.multipliers import embedded, finished
 from blockexport.models.block.norm import Norm
+from blockexport.models.block.pooling import at_columns, last_columns, pooled
 from blockexport.models.block.rope import named_tables, table_names
 from blockexport.models.block.unset_weights import Embedding, Linear
 from blockexport.models.config.model_config import ModelConfig
@@ -34,13 +35,6 @@ class Stack(nn.Module):
         self.embed_positions = Embedding(positions, config.hidden_size) if positions else None
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm: nn.Module = Norm(config, config.hidden_size) if ends.normed else nn.Identity()
-
-
-def last_tokens(x_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-    """Each row's vector [B, D] at its highest position: its last token, where padding after it has lower positions."""
-    last_B = position_ids_BS.amax(1) - position_ids_BS[:, 0]
-    columns_B1D = last_B[:, None, None].expand(-1, 1, x_BSD.shape[2])
-    return x_BSD.gather(1, columns_B1D)[:, 0]
 
 
 class DecoderModel(nn.Module):
@@ -85,14 +79,18 @@ class DecoderModel(nn.Module):
         return stream.reshape(-1, self.config.hidden_size), position_ids_BS[:, 0], masks
 
     def leave(self, x_TD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Logits [B, S, V] ([B, 1, V] of the last tokens only), or hidden states [B, S, D] of what has no head."""
+        """Logits [B, S, V] ([B, 1, V] of the last tokens only), or of what has no head hidden states [B, S, D], or
+        embeddings [B, D]."""
         batch, length = position_ids_BS.shape
         x_TD = self.model.norm(x_TD)
         if not self.ends.to_logits or self.ends.last_logits_only:
             x_BSD = x_TD.view(batch, length, self.config.hidden_size)
+            if self.ends.pooling is not None:
+                last_B, normalize = last_columns(position_ids_BS), self.ends.normalizes
+                return pooled(x_BSD, last_B, self.ends.pooling, normalize=normalize)
             if not self.ends.to_logits:
                 return x_BSD
-            x_TD, length = last_tokens(x_BSD, position_ids_BS), 1
+            x_TD, length = at_columns(x_BSD, last_columns(position_ids_BS)), 1
         bias = None if self.lm_head is None else self.lm_head.bias
         logits_TV = finished(F.linear(x_TD, self.output_weight, bias), self.config)
         return logits_TV.view(batch, length, self.config.vocab_size)
@@ -117,7 +115,7 @@ class DecoderModel(nn.Module):
             past_key_values: 2L tensors [B, K, M, H], key and value of each layer in turn.
 
         Returns:
-            Logits (or hidden states) and the 2L updated caches.
+            Logits (or hidden states, or embeddings) and the 2L updated caches.
         """
         x_TD, write_indices_B, masks = self.enter(inputs, position_ids_BS, past_key_values[0])
         present: list[torch.Tensor] = []

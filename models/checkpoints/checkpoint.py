@@ -78,6 +78,7 @@ class Checkpoint(ABC):
     source: Source
     entries: Mapping[str, TensorEntry]  # every tensor the model uses, by Hugging Face name
     range_is_stated = True  # max_position_embeddings; False: the config has the default of its family
+    folder: Path | None = None  # of a Hugging Face model, with its other files
     notes: tuple[str, ...] = ()  # what the user should know of how it was read, a sentence each
 
     @property

@@ -21,6 +21,10 @@ PATTERNS = [
     "chat_template*",
     "vocab.json",
     "merges.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
 ]
 """The files that are downloaded: config, tokenizer and safetensors; no pickled or duplicate weights."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from blockexport.models.quantised_matrix import QuantisedMatrix
 
 _COMPARE_BYTES = 1 << 24
+_HEAD = OUTPUT_HEAD.removesuffix(".weight")
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -42,17 +44,22 @@ class SafetensorsCheckpoint(Checkpoint):
         folder: holds config.json and the weights.
         reference: what to record as its source; the absolute path unless given.
         text_only: of a multimodal model its text part, which is refused otherwise.
+        headless: the output head may be absent, as nothing reads it.
 
     Raises:
         UsageError: anything is missing, unknown, damaged or contradictory.
     """
 
-    def __init__(self, folder: Path, reference: str | None = None, *, text_only: bool = False) -> None:
+    folder: Path
+
+    def __init__(
+        self, folder: Path, reference: str | None = None, *, text_only: bool = False, headless: bool = False
+    ) -> None:
         self.folder = folder.absolute()
         where = str(self.folder)
         content = read_config_json(self.folder, text_only=text_only)
         self.config = config_from_hf(content, str(self.folder / "config.json"))
-        expected, family = expected_tensors(self.config), FAMILIES[self.config.model_type]
+        family = FAMILIES[self.config.model_type]
         length = "max_position_embeddings"
         self.range_is_stated = family.keys.get(length, length) in content
         stored, notes = stored_entries(self.folder)
@@ -60,6 +67,9 @@ class SafetensorsCheckpoint(Checkpoint):
             stored, left_out = _without_other_parts(stored)
             notes += left_out
         spelled = in_hugging_face_names(stored, self.config, where)
+        if headless and not any(name.startswith(f"{_HEAD}.") for name in spelled.entries):
+            self.config = replace(self.config, tie_word_embeddings=True, head_bias=False)
+        expected = expected_tensors(self.config)
         packing = read_packing(content, str(self.folder / "config.json"))
         entries, self._rearranged = taken_apart(spelled.entries, storage_of(self.config), expected, where)
         unpacked = Unpacked(entries, {})

@@ -21,7 +21,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 def open_checkpoint(
-    model: str, *, seed: int = 0, lora: str | Path | None = None, text_only: bool = False
+    model: str, *, seed: int = 0, lora: str | Path | None = None, text_only: bool = False, headless: bool = False
 ) -> Checkpoint:
     """The checkpoint that `model` names. An existing path comes before a preset or a Hugging Face id of the same name.
 
@@ -31,12 +31,13 @@ def open_checkpoint(
         seed: of a preset's random weights.
         lora: the folder of an adapter that is merged into it.
         text_only: of a multimodal model its text part, which is refused otherwise.
+        headless: its output head may be absent, as nothing reads it.
 
     Raises:
         UsageError: `model` is none of these, or what it names is damaged, incomplete or not supported; so is the
             adapter, or it is of another model.
     """
-    checkpoint = _open(model, seed, text_only)
+    checkpoint = _open(model, seed, text_only, headless)
     if lora is None:
         return checkpoint
     from blockexport.models.checkpoints.merged_checkpoint import MergedCheckpoint
@@ -44,11 +45,11 @@ def open_checkpoint(
     return MergedCheckpoint(checkpoint, Path(lora).expanduser())
 
 
-def _open(model: str, seed: int, text_only: bool) -> Checkpoint:
+def _open(model: str, seed: int, text_only: bool, headless: bool) -> Checkpoint:
     path = Path(model).expanduser()
     if model and is_anything(path):
         try:
-            checkpoint = _open_path(path, text_only)
+            checkpoint = _open_path(path, text_only, headless)
         except UsageError as error:
             raise UsageError(". ".join([str(error), *shadowed_preset(model)])) from error
         checkpoint.notes = (*checkpoint.notes, *shadowed_preset(model))
@@ -61,7 +62,7 @@ def _open(model: str, seed: int, text_only: bool) -> Checkpoint:
     from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 
     folder, reference = fetch_from_hub(_hub_id(model))
-    return SafetensorsCheckpoint(folder, reference, text_only=text_only)
+    return SafetensorsCheckpoint(folder, reference, text_only=text_only, headless=headless)
 
 
 def shadowed_preset(model: str) -> list[str]:
@@ -138,9 +139,9 @@ def open_config(model: str) -> ModelConfig:
     return read_hf_config(fetch_from_hub(_hub_id(model), ["config.json"])[0], text_only=True)
 
 
-def _open_path(path: Path, text_only: bool) -> Checkpoint:
+def _open_path(path: Path, text_only: bool, headless: bool) -> Checkpoint:
     if path.is_dir():
-        return _open_folder(path, text_only)
+        return _open_folder(path, text_only, headless)
     if path.suffix.lower() == GGUF_SUFFIX or _begins_like_gguf(path):
         from blockexport.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 
@@ -154,14 +155,14 @@ def _open_path(path: Path, text_only: bool) -> Checkpoint:
     raise UsageError(f"{path} is a file of no known kind: give a .gguf file, or a folder with config.json and weights")
 
 
-def _open_folder(folder: Path, text_only: bool) -> Checkpoint:
+def _open_folder(folder: Path, text_only: bool, headless: bool) -> Checkpoint:
     from blockexport.models.checkpoints.safetensors_files import lora_adapter
     from blockexport.models.formats.adapter_config import ADAPTER_CONFIG
 
     if os.path.lexists(folder / "config.json"):
         from blockexport.models.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 
-        return SafetensorsCheckpoint(folder, text_only=text_only)
+        return SafetensorsCheckpoint(folder, text_only=text_only, headless=headless)
     names = sorted(path.name for path in folder.iterdir())
     ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX) and (folder / name).is_file()]
     if "manifest.json" in names:

@@ -233,8 +233,8 @@ def _mismatch(
     if missing == [OUTPUT_HEAD]:
         return (
             f"{said}. If the output head shares the embedding, config.json should say tie_word_embeddings: true; if it "
-            "does not, the model was saved without its head (AutoModel instead of AutoModelForCausalLM). Its hidden "
-            "states (--headless) are the same if it says true; its logits are not"
+            "does not, the model was saved without its head (AutoModel instead of AutoModelForCausalLM): its hidden "
+            "states (--headless) and embeddings (--task embed) are exported without one"
         )
     if missing == [EMBEDDING]:
         return f"{said}. If the embedding is the table {OUTPUT_HEAD}, config.json should say tie_word_embeddings: true"

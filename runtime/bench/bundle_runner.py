@@ -16,7 +16,8 @@ from blockexport.runtime.threads import use_threads
 
 
 class BundleRunner(SteppingRunner):
-    """Runs a bundle with `open_decoder`. A headless one is given random embeddings, and chooses no token."""
+    """Runs a bundle with `open_decoder`. One without logits chooses no token: a headless one is given random
+    embeddings, and one that gives embeddings the same token again."""
 
     _decoder: Decoder
     _inputs: torch.Tensor
@@ -65,5 +66,8 @@ class BundleRunner(SteppingRunner):
         self._choose(self._decoder.step(self._inputs))
 
     def _choose(self, outputs: torch.Tensor) -> None:
-        last = outputs[:, -1:]
-        self._inputs = last if self._decoder.headless else last.argmax(-1)
+        last, ends = outputs[:, -1:], self._decoder.interface.ends
+        if ends.pooling is not None:
+            self._inputs = self._inputs[:, -1:]
+        else:
+            self._inputs = last if ends.headless else last.argmax(-1)

@@ -186,8 +186,8 @@ def _cpp_side(path: Path, ours: Side) -> Side:
     assert ours.backend is not None
     if backend_named(ours.backend).cmake_option is None:
         raise UsageError(f"--against {CPP}:{path}: the C++ library has no {ours.backend}. Leave it out")
-    if read_manifest(ours.path).headless:
-        raise UsageError(f"--against {CPP}:{path}: its program chooses tokens, and a headless bundle has no logits")
+    if not read_manifest(ours.path).interface.ends.to_logits:
+        raise UsageError(f"--against {CPP}:{path}: its program chooses tokens, and this bundle gives no logits")
     places = (path, path / CPP_PROGRAM, path / "build" / CPP_PROGRAM)
     program = next((place for place in places if place.is_file()), None)
     if program is None:
@@ -269,7 +269,7 @@ def _footprint(folder: Path, manifest: Manifest, backend: Backend, opened: Opene
     if manifest.quantisation is None or not _dequantises(backend, opened):
         return Footprint(config, _read_bytes(folder, manifest), itemsize)
     counted = count_parameters(config)
-    ends = 0 if manifest.headless else config.vocab_size * (config.hidden_size + config.head_bias)
+    ends = 0 if not manifest.interface.ends.to_logits else config.vocab_size * (config.hidden_size + config.head_bias)
     return Footprint(config, (counted.blocks + counted.final_norm + ends) * itemsize, itemsize)
 
 
@@ -279,6 +279,8 @@ def _bundle_notes(manifest: Manifest, backend: Backend, opened: OpenedAs) -> tup
         notes.append(_quantised_note(manifest.quantisation, backend, opened))
     if manifest.headless:
         notes.append("headless: given embeddings, computes no logits")
+    elif manifest.embedding is not None:
+        notes.append("gives embeddings: a step is one of a single token more, and chooses none")
     elif not manifest.last_logits_only:
         notes.append("computes the logits of every token of a prompt")
     return tuple(notes)

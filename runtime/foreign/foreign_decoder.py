@@ -73,7 +73,7 @@ class ForeignDecoder(Decoder):
             short = outputs.dim() == 3 and outputs.shape[1] == 1 < length
             if short and not self.first.convention.all_logits:
                 self.interface = replace(self.interface, ends=Ends.LAST_LOGITS)
-            if self.last_logits_only and self.convention.cache is not Cache.GROWING and self.foreign.no_rows is None:
+            if self.one_a_row and self.convention.cache is not Cache.GROWING and self.foreign.no_rows is None:
                 why = "the file gives logits of the last column only, which in a shorter row is padding"
                 self.foreign = replace(self.foreign, no_rows=why)
             self._try(1, length)

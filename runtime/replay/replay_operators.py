@@ -73,10 +73,20 @@ def _gather_elements(call: Call) -> torch.Tensor:
     return call.need(0).gather(axis, _indices(call, axis))
 
 
-def _reduce_max(call: Call) -> torch.Tensor:
-    if call.given(1) is None:
-        raise call.refuse("only a maximum over given axes is implemented")
-    return call.need(0).amax(call.ints(1), keepdim=bool(call.attribute("keepdims", 1)))
+def _reduce(function: Callable[..., torch.Tensor]) -> Kernel:
+    """`function(x, axes, keepdim=...)` over given axes."""
+
+    def kernel(call: Call) -> torch.Tensor:
+        if call.given(1) is None:
+            raise call.refuse("it is implemented over given axes only")
+        return function(call.need(0), call.ints(1), keepdim=bool(call.attribute("keepdims", 1)))
+
+    return kernel
+
+
+def _length(x: torch.Tensor, axes: list[int], *, keepdim: bool) -> torch.Tensor:
+    length: torch.Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=keepdim)
+    return length
 
 
 def _squeeze(call: Call) -> torch.Tensor:
@@ -188,7 +198,9 @@ OPERATORS: dict[str, Kernel] = {
     "Not": _unary(torch.logical_not),
     "Or": _binary(torch.logical_or),
     "Range": _range,
-    "ReduceMax": _reduce_max,
+    "ReduceL2": _reduce(_length),
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceSum": _reduce(torch.sum),
     "Reciprocal": _unary(torch.reciprocal),
     "Reshape": _reshape,
     "Shape": _shape,

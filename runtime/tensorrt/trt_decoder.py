@@ -124,7 +124,7 @@ class TensorRtDecoder(Decoder):
             begun_B1 = (piece.start <= last_B)[:, None]
             positions = torch.where(begun_B1, position_ids_BS[:, piece], counted_BS[:, piece])
             outputs.append(self._run_piece(inputs[:, piece], positions))
-        if not self.last_logits_only:
+        if not self.one_a_row:
             return torch.cat(outputs, dim=1)
         return torch.cat(outputs, dim=1)[torch.arange(len(last_B)), last_B // most][:, None]
 

@@ -143,13 +143,18 @@ def append(decoder: Decoder, token_ids: Sequence[int]) -> NDArray[np.float32]:
 
 
 def require_tokens_and_logits(decoder: Decoder, what: str) -> None:
-    """Refuse a decoder that lacks the embedding or the head.
+    """Refuse a decoder that gives no logits of token ids.
 
     Raises:
         UsageError: it does; `what` is what needs them.
     """
     if decoder.interface.ends.is_stage:
         raise UsageError(f"a stage has some of a model's layers, and {what} needs all of them: open them as a chain")
+    if decoder.interface.ends.pooling is not None:
+        raise UsageError(
+            f"an export with --task embed gives embeddings, not logits: {what} needs one made without it; "
+            "blockexport.open_decoder runs this one"
+        )
     if decoder.headless:
         raise UsageError(f"a headless export gives hidden states, not logits: {what} needs one made without --headless")
 

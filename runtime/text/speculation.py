@@ -144,7 +144,7 @@ class SpeculativeGeneration(Generation):
         max_new_tokens: int | None = None,
     ) -> None:
         super().__init__(decoder, prompt_ids, options, stop_ids, max_new_tokens)
-        if decoder.last_logits_only:
+        if decoder.one_a_row:
             raise UsageError(
                 "the bundle gives the logits of the last token alone, and a draft is verified by those of several: "
                 "generate without --draft, or export again with --logits all"

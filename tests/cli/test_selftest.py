@@ -86,7 +86,7 @@ def test_a_bundle_without_vectors_says_how_to_get_them(tmp_path: Path, capsys: p
 
 def test_positions_stay_within_the_size(judged_stories: Path) -> None:
     assert choose_positions(256, 320, 512) == [0, 1, 64, 128, 192, 255, 256, 288, 304, 319]
-    assert choose_positions(256, 320, 512, last_logits_only=True) == [255, 256, 288, 304, 319]
+    assert choose_positions(256, 320, 512, one_a_row=True) == [255, 256, 288, 304, 319]
     for width in (512, 49_152, 128_256, 2_000_000):
         chosen = choose_positions(256, 320, width)
         assert {255, 319} <= set(chosen)

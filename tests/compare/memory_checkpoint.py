@@ -79,10 +79,11 @@ def eager_model(
     *,
     headless: bool = False,
     last_logits_only: bool = False,
+    ends: Ends | None = None,
 ) -> DecoderModel:
     """The project's eager model, or a subclass of it, on a checkpoint's weights."""
     rows = checkpoint.config.max_position_embeddings
-    model = kind(checkpoint.config, rows, Ends.of(headless=headless, last_logits_only=last_logits_only))
+    model = kind(checkpoint.config, rows, ends or Ends.of(headless=headless, last_logits_only=last_logits_only))
     wanted = model.state_dict().keys()
     model.load_state_dict({name: checkpoint.read(name).to(dtype) for name in wanted}, assign=True)
     return model

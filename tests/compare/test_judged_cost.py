@@ -154,5 +154,5 @@ def test_nothing_is_asked_by_default_and_no_cost_is_made_up(tiny: MemoryCheckpoi
     assert asked(tiny, cost=False) is None
     with pytest.raises(UsageError, match="the bundle's weights are not quantised: leave it away"):
         asked(tiny, "the bundle's weights are not quantised", encode=words)
-    with pytest.raises(NotJudgedError, match="a headless bundle makes none"):
+    with pytest.raises(NotJudgedError, match="a bundle without logits makes none"):
         asked(tiny, encode=words, headless=True)

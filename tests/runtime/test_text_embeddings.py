@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
-from torch.nn import functional as F
 
+from blockexport.bundle_export import export_bundle
 from blockexport.models.checkpoints.sources import open_checkpoint
+from blockexport.models.interface import Ends
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
-from tests.exported import export
+from tests.exported import export, random_model
 
 SIZES = {
     "vocab_size": 97,
@@ -42,36 +44,46 @@ def saved(kind: str, folder: Path) -> transformers.PreTrainedModel:
     return model
 
 
+def write_modules(folder: Path, mode: str, *, normalize: bool) -> None:
+    """The files of sentence-transformers', as Qwen3-Embedding has them."""
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")][: 2 + normalize]
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    said = {"word_embedding_dimension": SIZES["hidden_size"], f"pooling_mode_{mode}": True, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": False, **said}))
+
+
 @pytest.mark.parametrize(
-    ("kind", "precision", "tolerance"),
+    ("kind", "mode", "normalize", "precision", "tolerance"),
     [
-        ("Qwen3Model", Precision.FP32, 1e-5),
-        pytest.param("Qwen3Model", Precision.FP16, 5e-3, marks=pytest.mark.full),
-        ("MistralModel", Precision.FP32, 1e-5),
+        ("Qwen3Model", "lasttoken", True, Precision.FP32, 1e-5),
+        ("MistralModel", "mean_tokens", False, Precision.FP32, 1e-4),
+        pytest.param("Qwen3Model", "mean_tokens", True, Precision.FP16, 5e-3, marks=pytest.mark.full),
+        pytest.param("MistralModel", "lasttoken", True, Precision.FP32, 1e-5, marks=pytest.mark.full),
     ],
 )
 @torch.inference_mode()
-def test_pooled_hidden_states_are_those_of_transformers(
-    tmp_path: Path, kind: str, precision: Precision, tolerance: float
+def test_embeddings_are_those_of_transformers_pooled_by_hand(
+    tmp_path: Path, kind: str, mode: str, normalize: bool, precision: Precision, tolerance: float
 ) -> None:
-    """Last token and mean, of right-padded rows whose padding is other tokens."""
+    """Of right-padded rows whose padding is other tokens; neither checkpoint has a head, and Mistral's is not tied."""
     model = saved(kind, tmp_path / "model")
-    described = tmp_path / "model" / "config.json"
-    described.write_text(json.dumps({**json.loads(described.read_text()), "tie_word_embeddings": True}))
-    export(open_checkpoint(str(tmp_path / "model")), tmp_path / "bundle", precision, headless=True)
+    write_modules(tmp_path / "model", mode, normalize=normalize)
+    made = export_bundle(tmp_path / "model", tmp_path / "bundle", task="embed", precision=precision, compare=False)
 
-    table_VD = load_file(tmp_path / "model" / "model.safetensors")["embed_tokens.weight"]
-    decoder = open_decoder(tmp_path / "bundle", threads=1)
+    decoder = open_decoder(made.folder, threads=1)
     decoder.reset(len(ROWS))
-    states_BSD = decoder.prefill(table_VD[ROWS].to(decoder.dtype), LENGTHS).float()
-    last_BD = F.normalize(states_BSD[torch.arange(len(ROWS)), LENGTHS - 1], dim=-1)
-    is_token_BS1 = (torch.arange(ROWS.shape[1]) < LENGTHS[:, None])[..., None]
-    mean_BD = F.normalize(states_BSD.where(is_token_BS1, 0).sum(1) / LENGTHS[:, None], dim=-1)
+    found_BD = decoder.prefill(ROWS, LENGTHS)[:, 0].float()
 
     for row, length in enumerate(LENGTHS.tolist()):
         alone_SD = model(input_ids=ROWS[row : row + 1, :length]).last_hidden_state[0]
-        for found, pooled in ((last_BD[row], alone_SD[-1]), (mean_BD[row], alone_SD.mean(0))):
-            torch.testing.assert_close(found, pooled / pooled.norm(), rtol=0, atol=tolerance)
+        pooled_D = alone_SD[length - 1] if mode == "lasttoken" else alone_SD.sum(0) / length
+        expected_D = pooled_D / pooled_D.square().sum().sqrt() if normalize else pooled_D
+        torch.testing.assert_close(found_BD[row], expected_D, rtol=0, atol=tolerance)
 
 
 @torch.inference_mode()
@@ -89,3 +101,26 @@ def test_a_rerankers_scores_are_those_of_transformers(tmp_path: Path) -> None:
         expected = logits_V[YES].exp() / (logits_V[YES].exp() + logits_V[NO].exp())
         torch.testing.assert_close(scores_B[row], expected, rtol=0, atol=1e-5)
     assert scores_B.unique().numel() == len(ROWS)
+
+
+@torch.inference_mode()
+def test_onnx_runtime_by_itself_gives_the_same(tmp_path: Path) -> None:
+    """As the guide calls it, with either sort of positions for padding; chunks of a text give what one call does."""
+    checkpoint = random_model()
+    manifest = export(checkpoint, tmp_path / "bundle", ends=Ends.LAST_EMBEDDING)
+    decoder = open_decoder(tmp_path / "bundle", threads=1)
+    decoder.reset(len(ROWS))
+    expected_BD = decoder.prefill(ROWS, LENGTHS)[:, 0]
+    decoder.reset(1)
+    pieces = [decoder.prefill(ROWS[:1, part]) for part in (slice(0, 3), slice(3, 7))]
+    torch.testing.assert_close(pieces[-1][0], expected_BD[:1])
+
+    session = onnxruntime.InferenceSession(tmp_path / "bundle" / "model.onnx")
+    columns_S = np.arange(ROWS.shape[1])
+    repeated_BS = np.minimum(columns_S, LENGTHS[:, None].numpy() - 1)
+    zeros_BS = np.where(columns_S < LENGTHS[:, None].numpy(), columns_S, 0)
+    for positions_BS in (repeated_BS, zeros_BS):
+        feeds = {"input_ids": ROWS.numpy(), "position_ids": positions_BS}
+        feeds |= {port.name: np.zeros((3, *map(int, port.shape[1:])), port.dtype) for port in manifest.inputs[2:]}
+        (found_BD,) = session.run(["embeddings"], feeds)
+        torch.testing.assert_close(torch.from_numpy(found_BD), expected_BD)

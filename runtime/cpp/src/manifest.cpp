@@ -161,6 +161,10 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
       throw Error(bundle.string() + " is a stage, with some of a model's layers, and this program runs whole models: "
                   "export it without --layers");
     }
+    if (data.contains("embedding")) {
+      throw Error(bundle.string() + " gives embeddings, and this program runs what gives logits or hidden states: "
+                  "export it without --task embed, or run its model.onnx with ONNX Runtime's own interface");
+    }
     return from_json(data, bundle);
   } catch (const Json::exception& error) {
     throw Error(path.string() + " is damaged (" + error.what() + "): export the bundle again");

@@ -327,7 +327,7 @@ REFUSED: dict[str, tuple[Write, list[str]]] = {
     "no head": (without(HEAD), ["lacks tensor lm_head.weight", "saved without its head"]),
     "no head, saved by AutoModel": (
         renamed(lambda name: None if name == HEAD else name.removeprefix("model.")),
-        ["lacks tensor lm_head.weight", "AutoModelForCausalLM", "hidden states (--headless) are the same"],
+        ["lacks tensor lm_head.weight", "AutoModelForCausalLM", "(--headless) and embeddings (--task embed)"],
     ),
     "no embedding": (without(EMBEDDING), ["lacks tensor model.embed_tokens.weight", "tie_word_embeddings: true"]),
     "Meta's names": (renamed(meta_name), ["layers.0.attention.wq.weight", "Meta's", "another order"]),

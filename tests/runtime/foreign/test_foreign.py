@@ -67,7 +67,7 @@ def rows_of_unequal_length(decoder: Decoder) -> list[torch.Tensor]:
     decoder.reset(3)
     prompt_BSV = decoder.prefill(ids(3, 12, 1), torch.tensor(lengths))
     seen = [row_SV[:length] for row_SV, length in zip(prompt_BSV, lengths, strict=True)]
-    if decoder.last_logits_only:
+    if decoder.one_a_row:
         seen = [prompt_BSV[2]]
     seen += [decoder.step(ids(3, 1, 2 + i)) for i in range(5)]
     for layer in range(2):
@@ -93,7 +93,7 @@ def agree(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("kind", ["growing", "shared"])
 def test_it_is_called_as_its_own_runtime_calls_it(kind: str, files: dict[str, Path], source: Path) -> None:
     decoder, expected = opened(files[kind], source), eager(source)
-    assert (decoder.last_logits_only, decoder.foreign.no_rows) == (False, None)
+    assert (decoder.one_a_row, decoder.foreign.no_rows) == (False, None)
     assert (decoder.foreign.no_slots is None) is (kind == "shared")
     agree(rows_of_unequal_length(decoder), rows_of_unequal_length(expected))
     agree(chunks_and_steps(decoder), chunks_and_steps(expected))
@@ -132,7 +132,7 @@ def _without_keys(
 
 def test_logits_of_the_last_position_only(files: dict[str, Path], source: Path, tmp_path: Path) -> None:
     decoder = opened(changed(files["growing"], tmp_path / "last.onnx", give_last_logits), source)
-    assert decoder.last_logits_only
+    assert decoder.one_a_row
     assert decoder.prefill(ids(1, 7, 0)).shape == (1, 1, 131)
     ours = rows_of_unequal_length(decoder)
     model = load_model(open_checkpoint(str(source)), torch.float32, SLOTS, ends=Ends.LAST_LOGITS)
@@ -184,7 +184,7 @@ def test_an_output_of_another_shape_is_the_files_fault(
     """What opens may not raise it: the checks find it, in the calls that show it."""
     cut, output = CUTS[name]
     decoder = opened(changed(files[kind], tmp_path / "cut.onnx", cut), source)
-    assert (decoder.foreign.no_rows, decoder.last_logits_only) == (None, False)
+    assert (decoder.foreign.no_rows, decoder.one_a_row) == (None, False)
     decoder.reset(2)
     said = rf"{re.escape(output)} has the shape .* and should have \[2, .*\], when 2 rows of 9 tokens "
     with pytest.raises(ArtifactError, match=said):
