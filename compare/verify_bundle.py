@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from blockexport.compare.core.check import Verdict
 from blockexport.export.bundle.engine_entry import ENGINES, entry_of
 from blockexport.export.bundle.file_check import wrong_files
 from blockexport.export.bundle.manifest import MANIFEST, ONNX_FILE, Manifest, is_as_written, read_manifest
@@ -23,7 +24,8 @@ from blockexport.export.weights.weight_files import write_weights
 from blockexport.models.errors import NotJudgedError, UsageError
 from blockexport.models.exit_codes import ExitCode
 from blockexport.models.progress import Progress, silent
-from blockexport.models.regular_file import is_there, read_json_object
+from blockexport.models.regular_file import is_there, read_bytes, read_json_object
+from blockexport.models.strict_json import shown
 from blockexport.models.typed_call import typed_call
 from blockexport.runtime.recorded_source import open_source
 from blockexport.runtime.tensorrt.trt_engine_file import check_engine
@@ -89,6 +91,7 @@ def verify_bundle(
         if whole is not False:
             raise
         return Verification(0, 0, (*problems, str(error)), ())
+    content = read_bytes(folder / MANIFEST)
     if whole is None:
         not_checked.append("whether the manifest was changed: a blockexport wrote it that did not put its digest there")
     problems += wrong_files(folder, manifest, progress)
@@ -114,9 +117,9 @@ def verify_bundle(
         problems += told
         not_checked += reasons
     if sign is not None and not problems:
-        sign_manifest(folder, Path(sign))
+        sign_manifest(folder, content, Path(sign))
     if key is not None:
-        reason = wrong_signature(folder, str(key))
+        reason = wrong_signature(folder, content, str(key))
         problems += [] if reason is None else [reason]
     elif sign is None and (folder / SIGNATURE).exists():
         not_checked.append("the signature of the manifest: --key names the key that it has to be by")
@@ -146,10 +149,16 @@ def _report(folder: Path, manifest: Manifest) -> Found:
     ]
     try:
         bad = why_bad(folder, manifest)
-        artifact = read_json_object(folder / REPORT, "export the bundle again").get("artifact")
+        report = read_json_object(folder / REPORT, "export the bundle again")
     except UsageError as error:
         return [*problems, str(error)], []
     problems += [] if bad is None else [bad]
+    artifact, verdict = report.get("artifact"), report.get("verdict")
+    if verdict not in tuple(Verdict):
+        problems.append(
+            f"{folder / REPORT} has the verdict {shown(verdict)}, and must have one of {', '.join(Verdict)}"
+        )
+    not_checked = [] if verdict != Verdict.NOT_JUDGED else [f"what the file computes: {report.get('summary')}"]
     listed = {
         "precision": str(manifest.precision),
         "max_sequence_length": manifest.max_sequence_length,
@@ -164,7 +173,7 @@ def _report(folder: Path, manifest: Manifest) -> Found:
         for key, value in listed.items()
         if told.get(key) != value
     ]
-    return problems, []
+    return problems, not_checked
 
 
 def _engines(folder: Path, manifest: Manifest) -> Found:

@@ -34,9 +34,9 @@ class _Signed(NamedTuple):
     of_comment: bytes
 
 
-def wrong_signature(folder: Path, key: str) -> str | None:
+def wrong_signature(folder: Path, content: bytes, key: str) -> str | None:
     """What is wrong with the signature of a bundle's manifest, as a sentence without its full stop; None where it is by
-    `key`: a public key of minisign, or the path of a file with one.
+    `key`: a public key of minisign, or the path of a file with one. `content` is the manifest as it was checked.
 
     Raises:
         UsageError: the key is none.
@@ -55,23 +55,26 @@ def wrong_signature(folder: Path, key: str) -> str | None:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        public.verify(signed.signature, _hashed(folder))
+        public.verify(signed.signature, hashlib.blake2b(content).digest())
         public.verify(signed.of_comment, signed.signature + signed.comment.encode())
     except InvalidSignature:
         return f"{path} is not a signature of {MANIFEST} as it is now"
     return None
 
 
-def sign_manifest(folder: Path, key: Path) -> None:
+def sign_manifest(folder: Path, content: bytes, key: Path) -> None:
     """Sign a bundle's manifest with a secret key of minisign's that has no password (`minisign -G -W`).
 
     Raises:
-        UsageError: the key cannot be used, or the disk is full.
+        UsageError: the key cannot be used, the manifest is not the `content` any more that was checked, or the disk is
+            full.
         NotJudgedError: the package cryptography is not installed.
     """
     key_id, secret = _secret_key(key)
     with locked(folder):
-        signature = secret.sign(_hashed(folder))
+        if read_bytes(folder / MANIFEST) != content:
+            raise UsageError(f"{folder} was changed while it was verified, and is not signed: verify it again")
+        signature = secret.sign(hashlib.blake2b(content).digest())
         comment = f"file:{MANIFEST}\thashed"
         of_comment = secret.sign(signature + comment.encode())
         lines = (
@@ -81,10 +84,6 @@ def sign_manifest(folder: Path, key: Path) -> None:
             base64.b64encode(of_comment).decode(),
         )
         replace_file(folder / SIGNATURE, ("\n".join(lines) + "\n").encode())
-
-
-def _hashed(folder: Path) -> bytes:
-    return hashlib.blake2b(read_bytes(folder / MANIFEST)).digest()
 
 
 def _read(text: str) -> _Signed:
@@ -114,6 +113,8 @@ def _secret_key(path: Path) -> tuple[bytes, Ed25519PrivateKey]:
             f"{path} has a password, which is minisign's to ask for: sign with `minisign -Sm BUNDLE/{MANIFEST}`, which "
             "gives the same file, or make a key without one (`minisign -G -W`)"
         )
+    if hashlib.blake2b(_KEY + blob[54:126], digest_size=32).digest() != blob[126:]:
+        raise UsageError(f"{path} is damaged: its checksum is that of another key. Restore it from a copy")
     return blob[54:62], _ed25519().Ed25519PrivateKey.from_private_bytes(blob[62:94])
 
 

@@ -140,6 +140,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         "reads weights from golden.safetensors, which the manifest does not list as a source",
     ),
     "a report that fails": (in_report(verdict="fail", summary="it differs"), "was judged and found bad: it differs"),
+    "a report of no verdict": (in_report(verdict="good"), 'has the verdict "good", and must have one of pass, fail'),
     "a report on another file": (
         in_report(artifact={"precision": "fp16"}),
         "report.json is about a file whose precision is fp16, and the manifest says fp32",
@@ -211,6 +212,12 @@ def test_what_was_not_judged_is_said(tmp_path: Path) -> None:
     export(random_model(), tmp_path / "bundle")
     found = verify_bundle(tmp_path / "bundle")
     assert found.problems == () and "there is no report" in found.not_checked[0]
+
+
+def test_a_report_that_judged_nothing(bundle: Path) -> None:
+    in_report(verdict="not judged", summary="prefill could not be judged")(bundle)
+    found = verify_bundle(bundle)
+    assert found.problems == () and found.not_checked == ("what the file computes: prefill could not be judged",)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def _finished(folder: Path) -> None:
 
 def _signed(folder: Path) -> None:
     (folder / "manifest.json").write_bytes(b"{}")
-    wrong_signature(folder, KEY)
+    wrong_signature(folder, b"{}", KEY)
 
 
 def try_input(parser: Parser, data: bytes, folder: Path) -> int:

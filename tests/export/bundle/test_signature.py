@@ -83,14 +83,32 @@ def test_nothing_wrong_is_signed(bundle: Path, tmp_path: Path) -> None:
     assert not (bundle / "manifest.json.minisig").exists()
 
 
+def test_what_was_changed_while_it_was_verified_is_not_signed(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret, _ = pair(tmp_path, "mine", 7)
+
+    def changed(*_: object) -> list[str]:
+        assert main(["redeclare", str(bundle), "-M", "21", "--quiet"]) == 0
+        return []
+
+    monkeypatch.setattr("blockexport.compare.verify_bundle.wrong_graph", changed)
+    assert main(["verify", str(bundle), "--sign", str(secret)]) == 2
+    assert "was changed while it was verified, and is not signed" in capsys.readouterr().err
+    assert not (bundle / "manifest.json.minisig").exists()
+
+
 def test_what_is_not_a_key(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret, public = pair(tmp_path, "mine", 7)
     locked = bytearray(base64.b64decode(secret.read_text().splitlines()[1]))
     locked[2:4] = b"Sc"
     (tmp_path / "locked.key").write_text(f"untrusted comment: x\n{base64.b64encode(bytes(locked)).decode()}\n")
+    locked[2:4], locked[70] = bytes(2), locked[70] ^ 1
+    (tmp_path / "damaged.key").write_text(f"untrusted comment: x\n{base64.b64encode(bytes(locked)).decode()}\n")
     (tmp_path / "short.key").write_text("untrusted comment: x\nRWQ=\n")
     for option, value, words in (
         ("--sign", str(tmp_path / "locked.key"), "has a password"),
+        ("--sign", str(tmp_path / "damaged.key"), "is damaged: its checksum"),
         ("--sign", str(tmp_path / "short.key"), "is not a secret key"),
         ("--sign", str(tmp_path / "none.key"), "cannot be read"),
         ("--key", public[:-4], "is neither a public key"),
