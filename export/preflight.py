@@ -6,6 +6,7 @@ import shutil
 from math import prod
 from pathlib import Path
 
+from blockexport.models.block.rope import rope_table_rows
 from blockexport.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from blockexport.models.checkpoints.tensor_names import expected_tensors
 from blockexport.models.errors import NotJudgedError, UsageError
@@ -16,6 +17,10 @@ from blockexport.models.wording import size
 
 LARGE = 1 << 30
 """Bytes of weights from which on the numbers are told although there is room."""
+
+_TABLE_ITEM = 4  # bytes of a cosine
+_TABLE_COPIES = 3
+"""Angles, cosines and sines before and after they are scaled: 2.6 to 2.8 times the tables' bytes were measured."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -63,11 +68,14 @@ def check_room(
 
     Raises:
         UsageError: the disk is too small.
-        NotJudgedError: the memory is too small to judge the bundle.
+        NotJudgedError: the memory is too small to judge the bundle, or to make its tables of RoPE.
     """
     needed, what = _stored_bytes(checkpoint, interface, quantisation), counted_weights(checkpoint, interface)
     folder = next(path for path in place.absolute().parents if path.is_dir())
     free = shutil.disk_usage(folder).free
+    said = f"the tables of RoPE for max_position_embeddings = {interface.config.max_position_embeddings:,} positions"
+    making = _TABLE_COPIES * _table_bytes(interface)
+    require_memory(making, f"{said} take {size(making)} of memory to make", max_memory, "make them where there is more")
     disk = needed * (pt2 + (not _mapped(checkpoint, interface, quantisation)))  # what is cloned may take no room
     if free < disk:
         program = " with the program of --pt2" if pt2 else ""
@@ -81,6 +89,15 @@ def check_room(
         return None
     judging = f", and at least {size(memory)} of memory to judge" if memory else ""
     return f"{what} take {size(needed)} on disk{judging}"
+
+
+def _table_bytes(interface: Interface) -> int:
+    """What cosines and sines of all positions take, which a config may claim billions of."""
+    config = interface.config
+    if not any(config.has_rope(layer) for layer in range(config.num_hidden_layers)):
+        return 0
+    kinds = 1 + (config.sliding_rope_theta is not None)
+    return kinds * rope_table_rows(config, interface.max_sequence_length) * config.turned_dims * _TABLE_ITEM
 
 
 def check_memory(

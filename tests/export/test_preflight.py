@@ -82,6 +82,17 @@ def test_memory_that_may_be_taken(memory: int, said: str | None, machine: Simple
         check_room(checkpoint, _interface(checkpoint), tmp_path / "b", judged=True, max_memory=memory)
 
 
+def test_tables_of_claimed_positions(machine: SimpleNamespace, tmp_path: Path) -> None:
+    """A config of a few bytes can ask for tables of any size, judged or not."""
+    checkpoint = RandomCheckpoint(small_config(max_position_embeddings=10**9), 0, "small")
+    turned = checkpoint.config.turned_dims
+    machine.memory = 3 * 4 * turned * 10**9 - 1
+    with pytest.raises(NotJudgedError, match=r"1,000,000,000 positions take .* of memory to make, and .* available"):
+        check_room(checkpoint, _interface(checkpoint), tmp_path / "b", judged=False)
+    machine.memory += 1
+    check_room(checkpoint, _interface(checkpoint), tmp_path / "b", judged=False)
+
+
 def test_commands_say_what_they_need(
     judged_stories: Path,
     tmp_path: Path,
