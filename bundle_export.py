@@ -107,7 +107,7 @@ def export_bundle(
         headless: `inputs_embeds` in, `hidden_states` out, without embedding and output head.
         last_logits_only: logits of each row's last position only.
         task: `embed`: an embedding of each text, made of its tokens' hidden states; None for logits.
-        pooling: `last` or `mean`, with `task`; by default what the model's files of sentence-transformers' say.
+        pooling: `last` or `mean`, with `task`; by default as the model's sentence-transformers files say.
         normalize: bring embeddings to length 1; by default as those files say, and with `pooling` yes.
         layers: `16:24`, the layers from 16 on and before 24, as a stage, which `compare_chain` judges with the others.
         pt2: also write the `torch.export` program.

@@ -17,7 +17,7 @@ _MAPS, _SIZE = Path("/proc/self/maps"), Path("/sys/kernel/mm/transparent_hugepag
 _MADV_COLLAPSE = 25  # Linux 6.1
 
 Range = tuple[int, int]
-"""Addresses of memory: the first, and the one behind the last."""
+"""Addresses of memory: the first, and the one after the last."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def without(ranges: Sequence[Range], others: Sequence[Range]) -> Iterator[Range]
 
 
 def _anonymous() -> list[Range]:
-    """Where this process has memory of its own that no file is behind, in ascending order."""
+    """Where this process has memory of its own that no file backs, in ascending order."""
     if not _MAPS.exists():
         return []
     lines = (line.split() for line in _MAPS.read_text().splitlines())

@@ -22,7 +22,7 @@ namespace {
 #ifdef __linux__
 constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
 
-// Each mapping of this process: its ends, its permissions, and the file or the name behind it, if any.
+// Each mapping of this process: its ends, its permissions, and the file or the name that it shows, if any.
 using Visit = std::function<void(std::uintptr_t, std::uintptr_t, const std::string&, const std::string&)>;
 void each_mapping(const Visit& visit) {
   std::ifstream maps("/proc/self/maps");

@@ -16,7 +16,7 @@ void release_mapped_files(const std::filesystem::path& folder);
 /// nothing where the C library cannot (only glibc can).
 void release_free_memory();
 
-/// Memory of this process that no file is behind: addresses of the first byte, and of the one behind the last, ascending.
+/// Memory of this process that no file backs: addresses of the first byte, and of the one after the last, ascending.
 using Ranges = std::vector<std::pair<std::uintptr_t, std::uintptr_t>>;
 Ranges own_memory();
 
