@@ -157,7 +157,7 @@ def test_a_package_is_not_made_of_another_checkpoint(
 ) -> None:
     """--model may name the same weights elsewhere, and no others: the package counts as made from the bundle's."""
 
-    def compiled(checkpoint: Any, interface: Any, rows: int, folder: Path) -> list[str]:
+    def compiled(checkpoint: Any, interface: Any, rows: int, folder: Path, device: Any) -> list[str]:
         (folder / AOTI_FILE).write_text("compiled")
         return [AOTI_FILE]
 

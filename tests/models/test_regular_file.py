@@ -32,6 +32,7 @@ OTHER_READERS = {
     "cpp_project.py",
     "runtime/tensorrt/trt_decoder.py",
     "runtime/bench/meter.py",
+    "runtime/huge_pages.py",
     "runtime/threads.py",
     "compare/audits/artifact_weights.py",
     "compare/report/report_files.py",

@@ -20,6 +20,7 @@ from blockexport.compare.explain.sites import LABELS, eager_sites, layer_sites
 from blockexport.compare.explain.value_distance import relative_error
 from blockexport.compare.explain.wrong_slot import WrongSlot, first_wrong_slot
 from blockexport.export.bundle.manifest import ONNX_FILE
+from blockexport.models.interface import Ends
 from blockexport.models.io_names import past_names, present_names
 from blockexport.models.precision import Precision
 from blockexport.runtime.open import open_decoder
@@ -34,6 +35,7 @@ SLOTS = 20
 CALLS = [range(7), range(7, 8), range(8, 9), range(9, 12), range(12, 13)]
 IDS = torch.randint(0, EVERYTHING.vocab_size, (13,), generator=torch.Generator().manual_seed(8))
 CHECKPOINT = gainful(EVERYTHING)
+NAMES = ("fp32", "fp16", "headless", "last", "embeddings")
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +45,22 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     export(CHECKPOINT, folder / "fp16", Precision.FP16, slots=SLOTS)
     export(CHECKPOINT, folder / "headless", slots=SLOTS, headless=True)
     export(CHECKPOINT, folder / "last", slots=SLOTS, last_logits_only=True)
-    return {name: folder / name for name in ("fp32", "fp16", "headless", "last")}
+    export(CHECKPOINT, folder / "embeddings", slots=SLOTS, ends=Ends.MEAN_EMBEDDING)
+    return {name: folder / name for name in NAMES}
 
 
 def evidence(folder: Path, backend: str = "onnxruntime") -> Evidence:
     return gather(open_decoder(folder, backend, threads=1, verify="nothing"), CHECKPOINT, IDS, CALLS, range(13))
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "headless", "last"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sound_file_has_nothing_to_locate(bundles: dict[str, Path], name: str) -> None:
     search = locate(ReplayGraph.load(bundles[name] / ONNX_FILE), evidence(bundles[name]), looked=CALLS)
     assert search.location is None and search.reproduced and search.confined is None
     assert search.mapping == (0, 1, 2)
     seen = {row.site for row in search.rows if not row.absent}
-    absent = {"attention_out_norm", "mlp_out_norm", "q_norm", "k_norm", *(["embedding"] if name == "headless" else [])}
+    ends = {"headless": {"embedding", "embeddings"}, "embeddings": {"head"}}.get(name, {"embeddings"})
+    absent = {"attention_out_norm", "mlp_out_norm", "q_norm", "k_norm"} | ends
     assert seen == set(LABELS) - absent
     assert {row.call.start for row in search.rows} == {call.start for call in CALLS}
 
