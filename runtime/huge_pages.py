@@ -55,7 +55,8 @@ def _anonymous() -> list[Range]:
     """Where this process has memory of its own that no file backs, in ascending order."""
     if not _MAPS.exists():
         return []
-    lines = (line.split() for line in _MAPS.read_text().splitlines())
+    # bytes: a mapped file may have any name
+    lines = (line.split(maxsplit=5) for line in _MAPS.read_bytes().split(b"\n") if line)
     # address, permissions, offset, device, inode and, where there is one, a name
-    found = [line[0].split("-") for line in lines if line[1] == "rw-p" and line[5:] in ([], ["[heap]"])]
+    found = [line[0].split(b"-") for line in lines if line[1] == b"rw-p" and line[5:] in ([], [b"[heap]"])]
     return [(int(start, 16), int(end, 16)) for start, end in found]

@@ -85,7 +85,7 @@ class Meter:
 def memory_of_this_process(status: Path = Path("/proc/self/status")) -> Memory:
     """As Linux tells it."""
     try:
-        text = status.read_text()
+        text = status.read_text(errors="replace")  # holds the process's name, which may be any bytes
     except OSError:
         text = ""
     lines = re.findall(r"^((?:Vm|Rss)\w+):\s+(\d+) kB$", text, re.MULTILINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def _filled() -> np.ndarray:
 def _huge(here: np.ndarray) -> int:
     """Kilobytes of a mapping that are in huge pages."""
     address = here.ctypes.data
-    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(errors="replace")):
         start, end = (int(text, 16) for text in entry.split()[0].split("-"))
         if start <= address < end:
             return int(entry.partition("AnonHugePages:")[2].split()[0])
@@ -104,3 +105,12 @@ def test_only_a_session_that_repacks_its_weights_for_speed_is_moved(
     assert moved == []
     open_decoder(judged_stories)
     assert moved == [True]
+
+
+def test_a_file_of_any_name_may_be_mapped(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff \x0brw-p")
+    with path.open("wb+") as file:
+        file.write(bytes(mmap.PAGESIZE))
+        file.flush()
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE), in_huge_pages():
+            pass
