@@ -21,11 +21,23 @@ class Footprint:
         config: the model's dimensions.
         weight_bytes: bytes of the weights that every step reads.
         cache_itemsize: bytes of a value in the cache.
+        gives_logits: whether it has the output head.
     """
 
     config: ModelConfig
     weight_bytes: int
     cache_itemsize: int
+    gives_logits: bool = True
+
+    @property
+    def head_flops(self) -> int:
+        """Operations of the output head for a token."""
+        return 2 * self.config.vocab_size * self.config.hidden_size if self.gives_logits else 0
+
+    @property
+    def body_flops(self) -> int:
+        """Operations of all other matrices for a token."""
+        return arithmetic.weight_flops(self.config) - 2 * self.config.vocab_size * self.config.hidden_size
 
 
 @dataclass(frozen=True)
@@ -67,12 +79,11 @@ class Work:
 
 
 def prefill_work(footprint: Footprint, case: tuple[int, int]) -> Work:
-    """From a prompt of tokens in every row to the logits of the last one; `case` is the rows, and the tokens."""
+    """From a prompt of tokens in every row to the outputs of the last one; `case` is the rows, and the tokens."""
     config, (rows, context) = footprint.config, case
     written = arithmetic.cache_bytes(config, footprint.cache_itemsize, context, rows)
-    without_head = arithmetic.weight_flops(config) - _head_flops(config)
     attention = sum(_causal_flops(config, layer, context) for layer in range(config.num_hidden_layers))
-    flops = context * without_head + _head_flops(config) + attention
+    flops = context * footprint.body_flops + footprint.head_flops + attention
     return Work(footprint.weight_bytes + written, rows * flops)
 
 
@@ -84,12 +95,9 @@ def step_work(footprint: Footprint, case: tuple[int, int], steps: int) -> Work:
     for visible in range(context + 1, context + steps + 1):
         slots = sum(arithmetic.visible_tokens(config, layer, visible) for layer in range(config.num_hidden_layers))
         bytes_ += footprint.weight_bytes + rows * per_slot * slots
-        flops += rows * (arithmetic.weight_flops(config) + arithmetic.all_attention_flops(config, visible))
+        weights = footprint.body_flops + footprint.head_flops
+        flops += rows * (weights + arithmetic.all_attention_flops(config, visible))
     return Work(bytes_, flops)
-
-
-def _head_flops(config: ModelConfig) -> int:
-    return 2 * config.vocab_size * config.hidden_size
 
 
 def _causal_flops(config: ModelConfig, layer: int, tokens: int) -> int:

@@ -250,13 +250,13 @@ def _require(module: str, distribution: str, path: Path) -> None:
 
 
 def _read_bytes(folder: Path, manifest: Manifest) -> int:
-    """Bytes of the weights that every step reads: of the RoPE tables, and of an embedding with a head beside it, rows
+    """Bytes of the weights that every step reads: of the RoPE tables, and of an embedding that is not the head too, rows
     alone are looked up."""
     made_from = manifest.files[ONNX_FILE].made_from
     files = [name for name in made_from if name.endswith(".safetensors") and name != ROPE_FILE]
     lengths = {name: one.length for file in files for name, one in read_header(folder / file).items()}
-    has_head = any(name.startswith(_HEAD) for name in lengths)
-    return sum(length for name, length in lengths.items() if not (has_head and name.startswith(_EMBEDDING)))
+    multiplied = manifest.interface.ends.to_logits and not any(name.startswith(_HEAD) for name in lengths)
+    return sum(length for name, length in lengths.items() if multiplied or not name.startswith(_EMBEDDING))
 
 
 def _dequantises(backend: Backend, opened: OpenedAs) -> bool:
@@ -266,11 +266,12 @@ def _dequantises(backend: Backend, opened: OpenedAs) -> bool:
 
 def _footprint(folder: Path, manifest: Manifest, backend: Backend, opened: OpenedAs) -> Footprint:
     config, itemsize = manifest.config, manifest.precision.element.itemsize
+    to_logits = manifest.interface.ends.to_logits
     if manifest.quantisation is None or not _dequantises(backend, opened):
-        return Footprint(config, _read_bytes(folder, manifest), itemsize)
+        return Footprint(config, _read_bytes(folder, manifest), itemsize, to_logits)
     counted = count_parameters(config)
-    ends = 0 if not manifest.interface.ends.to_logits else config.vocab_size * (config.hidden_size + config.head_bias)
-    return Footprint(config, (counted.blocks + counted.final_norm + ends) * itemsize, itemsize)
+    ends = config.vocab_size * (config.hidden_size + config.head_bias) if to_logits else 0
+    return Footprint(config, (counted.blocks + counted.final_norm + ends) * itemsize, itemsize, to_logits)
 
 
 def _bundle_notes(manifest: Manifest, backend: Backend, opened: OpenedAs) -> tuple[str, ...]:

@@ -35,6 +35,13 @@ def test_a_prompt_by_hand() -> None:
     assert work.flops == 3 * (5 * 2 * MATRICES + 2 * V * D + 4 * L * N * H * (1 + 2 + 3 + 4 + 5))
 
 
+def test_what_gives_no_logits_needs_no_head() -> None:
+    with_head = Footprint(small_config(), 12_345, 4)
+    without, case = replace(with_head, gives_logits=False), BenchCase(3, 5)
+    assert prefill_work(with_head, case).flops - prefill_work(without, case).flops == 3 * 2 * V * D
+    assert step_work(with_head, case, 2).flops - step_work(without, case, 2).flops == 2 * 3 * 2 * V * D
+
+
 @pytest.mark.parametrize("context", [3, 7, 20])
 def test_a_window_bounds_what_is_seen_and_not_what_is_written(context: int) -> None:
     """One of three layers sees 7 slots at most."""

@@ -15,7 +15,7 @@ from blockexport.export.bundle.manifest import Manifest, write_manifest
 from blockexport.export.onnx_export import export_onnx
 from blockexport.models.config.arithmetic import count_parameters
 from blockexport.models.errors import NotJudgedError, UsageError
-from blockexport.models.interface import Interface
+from blockexport.models.interface import Ends, Interface
 from blockexport.models.precision import Precision
 from blockexport.models.quantisation import quantisation_of
 from blockexport.runtime.bench.bench_plan import BenchCase, OpenedAs, usual_contexts
@@ -52,6 +52,14 @@ def test_an_embedding_is_read_whole_only_where_it_is_the_head_too(tmp_path: Path
     read, manifest = weight_bytes(tmp_path / "tied", tie_word_embeddings=True)
     assert read == 2 * (counted.blocks + counted.final_norm + counted.embedding)
     assert manifest.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_of_a_bundle_without_logits_no_embedding_is_read_whole(tied: bool, tmp_path: Path) -> None:
+    export(random_model(tie_word_embeddings=tied), tmp_path, ends=Ends.MEAN_EMBEDDING)
+    counted, footprint = count_parameters(EVERYTHING), bundle_side(tmp_path, "onnxruntime").footprint
+    assert footprint is not None and not footprint.gives_logits
+    assert footprint.weight_bytes == 4 * (counted.blocks + counted.final_norm)
 
 
 def test_a_bundle_is_a_side(bundle: Path) -> None:
