@@ -596,6 +596,14 @@ def test_a_stage_of_a_model(built: Path, bundle: Path) -> None:
     assert f"{bundle} is a stage, with some of a model's layers, and this program runs whole models" in said
 
 
+@pytest.mark.parametrize("program", ["selftest", "chat"])
+def test_a_model_that_gives_embeddings(built: Path, bundle: Path, program: str) -> None:
+    rewrite(bundle, lambda data: data.update(embedding={"pooling": "mean", "normalized": True}))
+    done = cpp_build.attempt([str(built / program), str(bundle), *(["Once"] if program == "chat" else [])])
+    assert done.returncode == 2
+    assert f"{bundle} gives embeddings, and this program runs what gives logits or hidden states" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "golden.safetensors", MANIFEST])
 def test_a_missing_file(built: Path, bundle: Path, name: str) -> None:
     (bundle / name).unlink()
