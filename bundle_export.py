@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from blockexport.export.weights.calibration import Calibration
     from blockexport.models.checkpoints.checkpoint import Checkpoint
 
-DEFAULT_SLOTS = 2048  # cache slots of a bundle, where the model's range is not smaller
-CALIBRATION_TOKENS = (512, 8_192)  # of a text at least, and at most
-
 Explainer = Callable[["Judgement"], "Report"]
 """How a judgement becomes a report: with the place and the cause of a difference, or with the verdict alone."""
 
@@ -133,6 +130,7 @@ def export_bundle(
         NotJudgedError: there is too little memory to judge the bundle.
     """
     from blockexport.export.asked_ends import AskedEnds
+    from blockexport.export.asked_slots import asked_slots
     from blockexport.export.bundle.chain import JUDGED_TOGETHER, refuse_beside_layers, stage_record
     from blockexport.export.bundle.stage import staged
     from blockexport.export.output.disk import space_errors
@@ -170,7 +168,7 @@ def export_bundle(
     if part is not None:
         chosen = range(part.first, part.stop)
         checkpoint, ends = StageCheckpoint(checkpoint, chosen), Ends.of_stage(chosen, part.layers)
-    slots = _slots(checkpoint, slots, longest, beyond_trained_range=beyond_trained_range)
+    slots = asked_slots(checkpoint, slots, longest, beyond_trained_range=beyond_trained_range)
     interface = Interface(checkpoint.config, element, slots, ends)
     memory, judged_here = whole("max_memory", max_memory, least=1), compare and part is None
     numbers = check_room(
@@ -178,7 +176,11 @@ def export_bundle(
     )
     if numbers is not None:
         note(numbers)
-    calibration = None if calibrate is None else _calibration(checkpoint, Path(calibrate))
+    calibration = None
+    if calibrate is not None:
+        from blockexport.compare.calibration_text import calibrated
+
+        calibration = calibrated(checkpoint, Path(calibrate))
     with staged(output, inputs, force=force) as stage:
         with space_errors(stage.folder):
             how = interface, quantisation, calibration, attention
@@ -192,51 +194,6 @@ def export_bundle(
             else:
                 reports[graph] = judged.explained(progress) if explain is None else explain(judged)
         return _settle(stage, manifest, reports, not_judged)
-
-
-def _calibration(checkpoint: Checkpoint, path: Path) -> Calibration:
-    """The run of a checkpoint over the beginning of a text."""
-    from tempfile import TemporaryDirectory
-
-    from blockexport.compare.core.tokens import choose_tokens, first_ids
-    from blockexport.export.tokenizer.tokenizer_files import TOKENIZER, write_tokenizer_files
-    from blockexport.export.weights.calibration import Calibration
-    from blockexport.models.regular_file import read_text
-    from blockexport.runtime.text.bundle_tokenizer import BundleTokenizer
-
-    text = read_text(path)
-    with TemporaryDirectory() as made:
-        folder = Path(made)
-        if TOKENIZER not in write_tokenizer_files(checkpoint, folder):
-            raise UsageError(
-                f"--calibrate {path} needs a tokenizer to read it with, and {checkpoint.source.reference} has none: "
-                "leave it out"
-            )
-        encode = BundleTokenizer(folder).encode
-        count = min(len(first_ids(encode, text, CALIBRATION_TOKENS[1])), CALIBRATION_TOKENS[1])
-        if count < CALIBRATION_TOKENS[0]:
-            raise UsageError(
-                f"--calibrate {path} is a text of {count:,} tokens, and at least {CALIBRATION_TOKENS[0]:,} tell what "
-                "enters the matrices: give a longer one, or leave it out"
-            )
-        return Calibration(checkpoint, choose_tokens(checkpoint.config, count, encode=encode, text=text).ids_S)
-
-
-def _slots(checkpoint: Checkpoint, slots: int | None, longest: int | None, *, beyond_trained_range: bool) -> int:
-    """M: what was asked for; else the model's range, and no more than the tokens to which its files cut texts."""
-    config = checkpoint.config
-    reach, bound = config.reach, config.bound
-    if slots is not None and bound is not None and slots > reach:
-        raise UsageError(f"--max-sequence-length {slots} is beyond the {reach} {bound[1]}. Choose at most {reach}")
-    if slots is not None and slots > reach and not beyond_trained_range:
-        origin = "the model was trained for"
-        if not checkpoint.range_is_stated:
-            origin = "that are the default of its family, as config.json does not state max_position_embeddings"
-        raise UsageError(
-            f"--max-sequence-length {slots} is beyond the {reach} positions {origin}: choose at most {reach}, or add "
-            "--beyond-trained-range"
-        )
-    return min(DEFAULT_SLOTS, reach, longest or reach) if slots is None else slots
 
 
 def _write(

@@ -30,7 +30,7 @@ def golden_vectors(context: CheckContext) -> GoldenVectors:
         inputs=inputs.to(torch.float32) if context.decoder.headless else inputs,
         prefill=plan.prefill,
         positions_P=torch.tensor(positions, dtype=torch.int64),
-        outputs_PV=context.reference_at(positions, chosen.starts_P.tolist()).to(torch.float32),
+        outputs_PV=context.expected.at(positions, chosen.starts_P.tolist()).to(torch.float32),
         tolerance_P=torch.tensor([MAX_FACTOR.value * limits[position] for position in positions]),
         rms_tolerance=floor.rms_limit * max(sizes),
         output=interface.output_name,

@@ -241,7 +241,7 @@ def _weight_rounding(context: CheckContext) -> RoundingCost | None:
     outputs_PV = rounded.run([context.ids_S[: len(prompt)]], [prompt], context.progress)[0]
     if context.ends.pooling is not None:
         outputs_PV = embeddings_at(outputs_PV, prompt, prompt, context.ends)
-    errors = context.measured(outputs_PV, prompt)
+    errors = context.expected.measured(outputs_PV, prompt)
     return RoundingCost(errors.rms, float(errors.max_P.max()), errors.relative_l2)
 
 

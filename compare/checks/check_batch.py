@@ -134,7 +134,7 @@ def _run_late(context: CheckContext, decoder: Decoder, starts: Sequence[int]) ->
         positions = [start + step for start in starts]
         outputs_B1V = decoder.step(inputs[0, positions][:, None])
         for i, position in enumerate(positions):
-            parts[i].append(context.measured(outputs_B1V[i], [position]))
+            parts[i].append(context.expected.measured(outputs_B1V[i], [position]))
     return [Errors.join(part) for part in parts]
 
 
@@ -153,5 +153,5 @@ def _run(context: CheckContext, decoder: Decoder) -> list[Errors]:
     found = []
     for i, outputs_PV in enumerate(context.run_rows(decoder, given_BS, prompts, width)):
         positions = range(decoder.interface.ends.told(prompts[i]).start, len(rows[i].ids_S))
-        found.append(context.measured(outputs_PV, positions, context.starts_in_row(positions, prompts[i]), i))
+        found.append(context.expected.measured(outputs_PV, positions, context.starts_in_row(positions, prompts[i]), i))
     return found

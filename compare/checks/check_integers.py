@@ -41,7 +41,7 @@ def integers(context: CheckContext) -> Outcome:
         context.checkpoint, decoder.dtype, context.decoder.interface.ends, _rounding(context.original)
     )
     ids_S = context.ids_S[: plan.decode_positions.stop]
-    expected_PV = context.reference_at(seen, artifact.starts_P.tolist())
+    expected_PV = context.expected.at(seen, artifact.starts_P.tolist())
     what = f"activations in 8 bits ({plural(len(seen), 'position')})"
     floors = whole.floors(ids_S, artifact, expected_PV, context.progress)
     return judge_stretch(context, what, artifact, floors)

@@ -55,7 +55,7 @@ def invariance(context: CheckContext) -> Outcome:
         for shifts in beside:
             _run(context, context.eager, shifts)
     eager_PV = _run(context, context.eager, ())[-len(positions) :]
-    cached = context.measured(eager_PV, positions, context.starts_in_row(positions, prompt))
+    cached = context.expected.measured(eager_PV, positions, context.starts_in_row(positions, prompt))
     what = f"row of {prompt} tokens and {STEPS} steps, alone and between two others"
     between = measure(first, alone.double(), positions)
     result = judge_stretch(context, what, between, context.floors(cached))

@@ -115,4 +115,4 @@ def _counted_in(context: CheckContext, run: _Run) -> list[str]:
 def _errors(context: CheckContext, run: _Run) -> Errors:
     # The sequence is judged from its first position on, so a position is its own index in the reference's outputs.
     starts = context.starts_in_row(run.positions, _sizes(context)[0])
-    return context.measured(run.outputs_PV, run.positions, starts)
+    return context.expected.measured(run.outputs_PV, run.positions, starts)

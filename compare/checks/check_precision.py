@@ -81,7 +81,7 @@ def _wider_that_hold(context: CheckContext, dtype: torch.dtype) -> list[Precisio
     def holds(kind: torch.dtype) -> bool:
         run = Reference(context.checkpoint, kind, ends=context.decoder.interface.ends)
         outputs_PV = run.run([context.ids_S], [context.reference_positions], context.progress)[0]
-        errors = measure(outputs_PV, context.expected[0], context.reference_positions)
+        errors = measure(outputs_PV, context.expected.outputs[0], context.reference_positions)
         floor = floor_of([errors], kind)
         return floor.finite and not doubts(errors, floor)
 

@@ -147,11 +147,11 @@ def _judged(context: CheckContext, tenants: list[_Tenant]) -> Iterator[JudgedRow
     """Each tenant's errors, and eager's own in a row that never had another."""
     eager = []
     rows = counted(context.rows, "serving: row of eager", context.progress)
-    for row, expected_PV in zip(rows, context.expected[1:], strict=True):
+    for row, expected_PV in zip(rows, context.expected.outputs[1:], strict=True):
         (outputs_PV,) = context.run_rows(context.eager, row.ids_S[None], [row.prompt], row.prompt)
         eager.append(measure(outputs_PV, expected_PV, range(len(row.ids_S))))
     for one in tenants:
-        expected_PV = context.expected[1 + one.of]
+        expected_PV = context.expected.outputs[1 + one.of]
         errors = measure(torch.cat(one.outputs), expected_PV[one.positions], one.positions)
         what = f"tenant {one.number} of row {one.place} ({plural(one.done, 'token')}, prompt of {one.prompt})"
         yield JudgedRow(what, errors, eager[one.of].select(one.positions), one.of)

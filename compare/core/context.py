@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
 from blockexport.compare.core.could_fail import lost_in, spread_over_positions
-from blockexport.compare.core.embeddings import embeddings_at, starts_of
+from blockexport.compare.core.embeddings import starts_of
 from blockexport.compare.core.evidence import called, fed
-from blockexport.compare.core.logit_distance import Distances, Errors, finite_rows, measure, measure_distances
+from blockexport.compare.core.expected import Expected, Run
+from blockexport.compare.core.logit_distance import Distances, Errors, finite_rows
 from blockexport.compare.core.noise import Floor, floor_of
-from blockexport.compare.core.nudge import Looks, Nudges, run_distances, weight_of
+from blockexport.compare.core.nudge import Looks
 from blockexport.compare.core.position_plan import Plan
 from blockexport.compare.core.reference import Reference
 from blockexport.compare.core.watched import Watched
@@ -44,10 +45,6 @@ class Walk:
 
     errors: Errors
     not_finite: list[int]  # positions, judged or not
-
-
-Run = Callable[[int, Sequence[int], Sequence[int]], Distances]
-"""One run of eager on all sequences: its errors in one of them, at positions, each of the tokens from a start on."""
 
 
 class CheckContext:
@@ -99,7 +96,7 @@ class CheckContext:
         self.growing = growing
         self.in_integers = in_integers
         self.progress = progress
-        self._looks = Looks(self._whole_runs)
+        self._looks = Looks[Run](lambda nudges: self.expected.runs_in(self.decoder.dtype, nudges))
 
     def heard_by(self, progress: Progress) -> CheckContext:
         """Itself, with another listener from now on."""
@@ -173,52 +170,16 @@ class CheckContext:
         return sorted({*self.judged_positions, *spread})
 
     @cached_property
-    def expected(self) -> list[torch.Tensor]:
-        """Reference outputs [P, V] of the judged sequence (at `reference_positions`), then of each row (all of it).
-        Where embeddings come out these are states, of which `reference_at` makes them."""
-        return self.reference.run(self._sequences, self._positions, self.progress)
-
-    @cached_property
-    def _where(self) -> dict[int, int]:
-        return {position: i for i, position in enumerate(self.reference_positions)}
-
-    def reference_at(
-        self, positions: Sequence[int], starts: Sequence[int] | None = None, row: int | None = None
-    ) -> torch.Tensor:
-        """Reference outputs [P, V] at some positions of the judged sequence, or of a row.
-
-        Args:
-            positions: some of `reference_positions`.
-            starts: the first tokens that embeddings are made of; each of its last token's state alone by default.
-            row: which row; None for the judged sequence.
-        """
-        expected = self.expected[0 if row is None else 1 + row]
-        if self.ends.pooling is not None:
-            return embeddings_at(expected, positions, positions if starts is None else starts, self.ends)
-        return expected[[self._where[p] for p in positions] if row is None else list(positions)]
-
-    def measured(
-        self,
-        outputs_PV: torch.Tensor,
-        positions: Sequence[int],
-        starts: Sequence[int] | None = None,
-        row: int | None = None,
-    ) -> Errors:
-        """The errors of outputs [P, V]; see `reference_at`."""
-        return measure(outputs_PV, self.reference_at(positions, starts, row), positions, starts)
+    def expected(self) -> Expected:
+        """What outputs should be, of the judged sequence at `reference_positions`, and of each row."""
+        sequences = [self.ids_S, *(row.ids_S for row in self.rows)]
+        positions = [self.reference_positions, *(range(len(row.ids_S)) for row in self.rows)]
+        return Expected(self.reference, self.ends, sequences, positions, lambda *said: self.progress(*said))
 
     def starts_in_row(self, positions: Sequence[int], prompt: int) -> list[int]:
         """The first tokens that the outputs of a prompt, and of the steps after it, are made of."""
         mean = self.ends.pooling is Pooling.MEAN
         return [0 if mean and position < prompt else position for position in positions]
-
-    @property
-    def _sequences(self) -> list[torch.Tensor]:
-        return [self.ids_S, *(row.ids_S for row in self.rows)]
-
-    @property
-    def _positions(self) -> list[Sequence[int]]:
-        return [self.reference_positions, *(range(len(row.ids_S)) for row in self.rows)]
 
     def inputs(self, decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
         """What `decoder` takes for token ids of any shape."""
@@ -254,7 +215,7 @@ class CheckContext:
 
         Of the judged sequence, or of a row, at some of its positions: those of a first look and, for an artifact that
         leaves their floor, those of a second (`nudge.py`). Both are made once, and the second only when asked for.
-        `starts` are as in `reference_at`.
+        `starts` are as in `Expected.at`.
         """
         for look in self._looks:
             yield [run(0 if row is None else 1 + row, positions, starts or positions) for run in look]
@@ -264,27 +225,10 @@ class CheckContext:
         for runs in self.runs(cached.positions_P.tolist(), None, cached.starts_P.tolist()):
             yield floor_of([cached, *runs], self.decoder.dtype)
 
-    def _whole_runs(self, nudges: Nudges) -> list[Run]:
-        whole = Reference(self.checkpoint, self.decoder.dtype, ends=self.ends)
-        runs = whole.runs(self._sequences, self._positions, nudges, self.progress)
-        if self.ends.pooling is None:
-            made = run_distances(nudges, runs, self.expected, self._positions)
-            return [partial(_selected, distances) for distances in made]
-        weighted = zip(map(weight_of, nudges), runs, strict=True)
-        return [partial(self._pooled, states, weight) for weight, states in weighted]
-
-    def _pooled(
-        self, states: list[torch.Tensor], weight: float, of: int, positions: Sequence[int], starts: Sequence[int]
-    ) -> Distances:
-        """The errors of embeddings that are made of a run's states; see `Run`."""
-        outputs = embeddings_at(states[of], positions, starts, self.ends)
-        wanted = embeddings_at(self.expected[of], positions, starts, self.ends)
-        return measure_distances(outputs, wanted, positions, starts=starts).weighted(weight)
-
     @cached_property
     def doubts(self) -> list[str]:
         """Why no outputs of this sequence say anything: the reference's hardly depend on the position."""
-        spread = spread_over_positions(self.reference_at(self.reference_positions))
+        spread = spread_over_positions(self.expected.at(self.reference_positions))
         if spread is None:
             return []
         return lost_in("from position to position", spread, self.floor(self.eager_errors.positions_P.tolist()))
@@ -337,7 +281,7 @@ class CheckContext:
             kept = [(row, p, start) for row, (p, start) in enumerate(zip(given, starts, strict=True)) if p in wanted]
             if kept:
                 rows, seen, begun = zip(*kept, strict=True)
-                parts.append(self.measured(outputs_SV[list(rows)], seen, begun))
+                parts.append(self.expected.measured(outputs_SV[list(rows)], seen, begun))
         return Walk(Errors.join(parts), not_finite)
 
     def run_rows(
@@ -360,8 +304,3 @@ class CheckContext:
             for row, part in enumerate(parts):
                 part.append(outputs_B1V[row].clone())
         return [torch.cat(part) for part in parts]
-
-
-def _selected(distances: list[Distances], of: int, positions: Sequence[int], starts: Sequence[int]) -> Distances:
-    """Those of a run that were measured when it was made; see `Run`."""
-    return distances[of].select(positions)

@@ -266,4 +266,4 @@ def _gather(
     def looks() -> Iterator[list[Distances]]:
         return ([context.eager_errors, *runs] for runs in context.runs(known))
 
-    return replace(said, ground=Ground(known, lambda: context.expected[0], looks))
+    return replace(said, ground=Ground(known, lambda: context.expected.outputs[0], looks))

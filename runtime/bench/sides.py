@@ -250,8 +250,8 @@ def _require(module: str, distribution: str, path: Path) -> None:
 
 
 def _read_bytes(folder: Path, manifest: Manifest) -> int:
-    """Bytes of the weights that every step reads: of the RoPE tables, and of an embedding that is not the head too, rows
-    alone are looked up."""
+    """Bytes of the weights that every step reads: of the RoPE tables, and of an embedding that is not the head as well,
+    rows alone are looked up."""
     made_from = manifest.files[ONNX_FILE].made_from
     files = [name for name in made_from if name.endswith(".safetensors") and name != ROPE_FILE]
     lengths = {name: one.length for file in files for name, one in read_header(folder / file).items()}

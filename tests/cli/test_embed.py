@@ -1,4 +1,4 @@
-"""What commands do with a bundle of `onnx --task embed`: those that the guide lists run it, the others refuse it by name."""
+"""A bundle of `onnx --task embed` in other commands: those that the guide lists run it, the rest refuse it by name."""
 
 from __future__ import annotations
 
