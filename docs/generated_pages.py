@@ -124,7 +124,13 @@ def families_page() -> str:
             "in `rope_freqs.weight`, and YaRN in `mistral3`. LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) and "
             "dynamic scaling turn all keys by another table once a text is longer than the original range, and one "
             "static cache must not hold both: there are no slots beyond that range, with `--beyond-trained-range` or "
-            "without.",
+            "without. Up to its last position the file gives transformers' logits. Beyond it dynamic scaling has a "
+            "table for each length, which no file can have. LongRoPE has one for all of them, but a file with it is "
+            "right only where the first call alone is longer than the original range, and wrong for every shorter "
+            "text. Whoever has nothing but such texts writes `long_factor` as `short_factor` into a copy of "
+            "`config.json`, the longest context as `original_max_position_embeddings`, and the `attention_factor` "
+            "that both imply, sqrt(1 + ln(longest / original) / ln(original)): it then gives transformers' logits "
+            "beyond the range.",
             "- Capped attention scores (Gemma 2, VaultGemma): ONNX Runtime has them; a TensorRT engine is refused by "
             "name, as no layer of TensorRT's caps scores.",
             "- Matrices that a checkpoint has stacked (Phi-3's q, k and v, or gate and up in GLM-4) are taken apart. "
