@@ -22,7 +22,7 @@ HEADINGS = ("swap", "before", "after", "change", "± seeds", "± text", "verdict
 CURVES = [
     ("limit", "before the change, mean of the seeds"),
     ("error", "after it"),
-    ("floor", "from the lowest seed to the highest, of both"),
+    ("floor", "around each: from the lowest seed to the highest"),
 ]
 
 
@@ -66,7 +66,7 @@ def footnotes(ablation: Ablation) -> Iterator[str]:
     yield (
         f"± seeds, ± text: half of the {CONFIDENCE:.0%} interval of the change, paired by seed, and by stretch of "
         f"{STRETCH} bytes; a change is borne out where it is larger than both. Of {plural(count, 'swap')} without any "
-        f"effect, {count * (1 - CONFIDENCE):.2g} at most would be expected to look so"
+        f"effect, chance makes at most {count * (1 - CONFIDENCE):.2g} look borne out on average"
     )
     yield "one size, one text and one learning rate for all: with others the order may be another"
 
@@ -74,7 +74,7 @@ def footnotes(ablation: Ablation) -> Iterator[str]:
 def change(result: SwapResult) -> str:
     """What a swap changes, and what both models have beside the baseline's choices."""
     swap = result.pairing.swap
-    return swap.words + (f"; both have {swap.around_words}" if swap.around_words else "")
+    return f"from {swap.words}" + (f"; both sides have {swap.around_words}" if swap.around_words else "")
 
 
 def _mean(runs: Sequence[Run]) -> str:
@@ -109,8 +109,8 @@ class LinearScale:
     step: float
 
     def y(self, value: float) -> float:
-        """From the top; values beyond an end lie on it."""
-        return SIZE * (1 - min(max((value - self.low) / (self.high - self.low), 0.0), 1.0))
+        """From the top; negative above it."""
+        return SIZE * (1 - (value - self.low) / (self.high - self.low))
 
     @property
     def _ticks(self) -> list[float]:
@@ -171,7 +171,7 @@ def _plot(result: SwapResult, scale: LinearScale) -> CurvePlot:
         f"{result.pairing.name}: {change(result)}",
         f"{found.verdict}: {found.difference:+.3f} bits per byte",
         scale,
-        f"{swap.words}: held-out loss over {last} steps, {found.verdict}",
+        f"from {swap.words}: held-out loss over {last} steps, {found.verdict}",
         paths,
         hovers,
         [("0%", 0), ("50%", last // 2), ("100%", last)],

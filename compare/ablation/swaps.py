@@ -122,7 +122,7 @@ SWAPS: Mapping[str, Swap] = {
     "qk-norm": Swap("QK-norm", "plain queries and keys to normed ones", lambda config: {"qk_norm": True}),
     "parallel": Swap(
         "residual",
-        "attention, then MLP to both at once after one norm",
+        "attention before the MLP to both at once after one norm",
         lambda config: {"residual": "parallel_one_norm"},
         _layer_norm,
         _WITH_LAYER_NORM,

@@ -30,7 +30,7 @@ def test_a_table_conclusions_and_a_checkpoint_that_passes(
     lines = printed.out.splitlines()
     assert lines[2].split() == ["swap", "before", "after", "change", "±", "seeds", "±", "text", "verdict"]
     assert lines[3].startswith("learned-positions ") and lines[3].rstrip().endswith(("borne out", "better", "worse"))
-    assert "learned-positions: RoPE to learned positions; both have LayerNorm, GELU" in printed.out
+    assert "learned-positions: from RoPE to learned positions; both sides have LayerNorm, GELU" in printed.out
     assert printed.err.splitlines() == [f"page: {out.resolve() / 'ablation.html'}"]
     assert main(["ablate", text, "-o", str(out), "--swaps", "learned-positions", *TINY, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "ablation.json").read_text())
