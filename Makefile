@@ -106,6 +106,9 @@ $(VENV)/.with-references: constraints.txt hashes.txt $(VENV)/.made
 	$(CHECK_HASHES)
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/peft-reference peft accelerate psutil
 	$(CHECK_HASHES)
+	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/sentence-transformers-reference \
+	  sentence-transformers scikit-learn scipy joblib threadpoolctl cloudpickle narwhals
+	$(CHECK_HASHES)
 	touch $@
 
 # Not a part of the test environment: it has wheels for Linux on x86 alone.
