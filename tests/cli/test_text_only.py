@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,18 @@ def _gemma3() -> Any:
     )
 
 
-def _mistral3() -> Any:
+def _mistral3(text: str) -> Any:
     vision = transformers.PixtralVisionConfig(
         hidden_size=24, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
     )
-    config = transformers.Mistral3Config(
-        text_config=FAMILIES["ministral3"](), vision_config=vision, tie_word_embeddings=False
-    )
+    config = transformers.Mistral3Config(text_config=FAMILIES[text](), vision_config=vision, tie_word_embeddings=False)
     return transformers.Mistral3ForConditionalGeneration(config)
 
 
-@pytest.fixture(params=[_gemma3, _mistral3], ids=["gemma3", "mistral3"])
+@pytest.fixture(
+    params=[_gemma3, partial(_mistral3, "ministral3"), partial(_mistral3, "mistral-window")],
+    ids=["gemma3", "ministral3 in mistral3", "mistral in mistral3"],
+)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
     """A folder, and the model that is in it."""
     model = request.param().eval().requires_grad_(False)
