@@ -163,15 +163,22 @@ _FORMS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}
 
 def _forms_of_gelu(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:
     """Exact, or by tanh: half precision rounds by more than the two differ, so that outputs do not tell them apart."""
-    wanted = _FORMS.get(config.hidden_act)
-    places = [node for node in nodes if node.op_type == "Gelu" and _out(node).startswith("model.layers.")]
-    forms = {_out(node): node.attributes.get_string("approximate", "none") for node in places}
-    wrong = [f"layer {name.split('.')[2]}" for name, form in forms.items() if wanted is not None and form != wanted]
-    if wrong:
-        told = {"none": "exact", "tanh": "by tanh"}
-        other = next(form for form in forms.values() if form != wanted)
-        said = _places(wrong, len(places), "layers")
-        audit.problems.append(f"{said} GELU is {told.get(other, other)}, wanted {told[wanted or '']}")
+    wanted, found = _FORMS.get(config.hidden_act), defaultdict[str, list[str]](list)
+    if wanted is None:
+        return
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        node = next((node for node in nodes if node.op_type == "Gelu" and _out(node).startswith(prefix)), None)
+        if node is None:
+            audit.unseen.append(f"layer {layer} has no Gelu to read its form off")
+        else:
+            found[node.attributes.get_string("approximate", "none")].append(f"layer {layer}")
+    audit.counts["forms of GELU"] = sum(map(len, found.values()))
+    told = {"none": "exact", "tanh": "by tanh"}
+    for form, where in found.items():
+        if form != wanted:
+            said = _places(where, config.num_hidden_layers, "layers")
+            audit.problems.append(f"{said} GELU is {told.get(form, form)}, the config's is {told[wanted]}")
 
 
 def _windows(audit: ConstantAudit, nodes: list[ir.Node], config: ModelConfig) -> None:

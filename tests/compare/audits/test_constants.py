@@ -265,8 +265,18 @@ def test_another_form_of_gelu_is_a_problem(tmp_path: Path) -> None:
     wanted = Interface(config, BY_NAME["float16"], 29)
     assert audit_constants(graph, wanted).problems == []
     exact = replace(wanted, config=replace(config, hidden_act="gelu"))
-    said = "layer 0, layer 1, layer 2 GELU is by tanh, wanted exact"
+    said = "layer 0, layer 1, layer 2 GELU is by tanh, the config's is exact"
     assert audit_constants(graph, exact).problems == [said]
+
+
+def test_a_gelu_that_is_spelled_out_is_not_judged(tmp_path: Path) -> None:
+    export(gainful(config := replace(EVERYTHING, hidden_act="gelu")), tmp_path / "bundle", Precision.FP16)
+    bench = Bench(tmp_path / "bundle", config)
+    node = bench.node("model.layers.1.mlp.gelu")
+    bench.change(node, "Erf", [node.inputs[0]])
+    audit = audit_constants(bench.graph, Interface(config, BY_NAME["float16"], 29))
+    assert audit.problems == [] and audit.unseen == ["layer 1 has no Gelu to read its form off"]
+    assert audit.counts["forms of GELU"] == 2
 
 
 @pytest.mark.parametrize(("spoil", "said"), UNSEEN, ids=[spoil.__name__ for spoil, _ in UNSEEN])
