@@ -138,7 +138,7 @@ def _check_normalize(folder: Path) -> None:
 def _longest(folder: Path) -> int | None:
     fields = _fields(folder / "sentence_bert_config.json")
     if fields is None:
-        return None
+        return _tokenizers_longest(folder)
     fields.only("do_lower_case", (None, False), "texts would have to be in lower case")
     fields.only("transformer_task", (None, "feature-extraction"), "states are made in another way")
     fields.only("modality_config", (None, _TEXT_MODALITY), "texts alone are embedded, and by the plain forward pass")
@@ -149,7 +149,14 @@ def _longest(folder: Path) -> int | None:
     fields.used |= {"unpad_inputs", "max_seq_length"}  # how batches are packed, which changes no embedding
     if unused := fields.unused():
         raise fields.unknown(" key", unused)
-    return fields.integer("max_seq_length") if fields.get("max_seq_length") is not None else None
+    return fields.integer("max_seq_length") if fields.get("max_seq_length") is not None else _tokenizers_longest(folder)
+
+
+def _tokenizers_longest(folder: Path) -> int | None:
+    """Where release 6 saves it; transformers writes 1e30 or so where there is no such length."""
+    fields = _fields(folder / "tokenizer_config.json")
+    length = None if fields is None else fields.get("model_max_length")
+    return length if type(length) is int and length > 0 else None
 
 
 def _notes(folder: Path) -> tuple[str, ...]:

@@ -16,11 +16,11 @@ MOST = 40  # tokens, which cut the last text
 
 def main(source: str, folder: str, pooling: str, normalize: str) -> None:
     from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
-    from sentence_transformers.models import Normalize, Pooling, Transformer  # type: ignore[import-not-found]
+    from sentence_transformers.sentence_transformer import modules as parts  # type: ignore[import-not-found]
 
-    read = Transformer(source)
+    read = parts.Transformer(source)
     read.tokenizer.pad_token, read.tokenizer.padding_side, read.max_seq_length = "<unk>", "right", MOST
-    modules = [read, Pooling(64, pooling_mode=pooling), *([Normalize()] if normalize == "yes" else [])]
+    modules = [read, parts.Pooling(64, pooling_mode=pooling), *([parts.Normalize()] if normalize == "yes" else [])]
     model = SentenceTransformer(modules=modules, device="cpu")
     model.save(folder)
     given = model.tokenizer(TEXTS, padding=True, truncation=True, max_length=MOST, return_tensors="pt")

@@ -108,6 +108,7 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, pooling: 
     assert found["lengths"].tolist() == [15, 4, 40]
 
     made = export_bundle(saved, tmp_path / "bundle", task="embed", compare=False)
+    assert made.manifest.max_sequence_length == 40
     decoder = open_decoder(made.folder, threads=1)
     decoder.reset(len(found["ids"]))
     vectors_BD = decoder.prefill(found["ids"], found["lengths"])[:, 0]

@@ -53,6 +53,16 @@ def test_other_forms(tmp_path: Path) -> None:
     assert read_embedding(tmp_path / "1_Pooling", WIDTH) is None
 
 
+@pytest.mark.parametrize("bert", [None, {"max_seq_length": None}])
+@pytest.mark.parametrize(("said", "longest"), [(512, 512), (10**30, 10**30), (1e30, None), (-1, None), (None, None)])
+def test_release_6_saves_the_length_with_the_tokenizer(
+    tmp_path: Path, bert: dict[str, Any] | None, said: float | None, longest: int | None
+) -> None:
+    files = {LENGTH: bert, "tokenizer_config.json": {"model_max_length": said}}
+    found = read_embedding(written(tmp_path, **files), WIDTH)
+    assert found is not None and found.longest == longest
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
