@@ -121,22 +121,23 @@ def families_page() -> str:
             "",
             "What some models of these families ask for:\n",
             "- RoPE scaling: linear, llama3 and YaRN (`rope_type` yarn); in a GGUF file linear, llama3 as the factors "
-            "in `rope_freqs.weight`, and YaRN in `mistral3`. LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) and "
-            "dynamic scaling turn all keys by another table once a text is longer than the original range, and one "
-            "static cache must not hold both: there are no slots beyond that range, with `--beyond-trained-range` or "
-            "without. Up to its last position the file gives transformers' logits. Beyond it dynamic scaling has a "
-            "table for each length, which no file can have. LongRoPE has one for all of them, but a file with it is "
-            "right only where the first call alone is longer than the original range, and wrong for every shorter "
-            "text. Whoever has nothing but such texts writes `long_factor` as `short_factor` into a copy of "
-            "`config.json`, the longest context as `original_max_position_embeddings`, and the `attention_factor` "
-            "that both imply, sqrt(1 + ln(longest / original) / ln(original)): it then gives transformers' logits "
-            "beyond the range.",
+            "in `rope_freqs.weight`, and YaRN in `mistral3`.",
+            "- LongRoPE (Phi-3 and Phi-3.5 with 128k, Phi-4-mini) and dynamic scaling turn all keys by another table "
+            "once a text is longer than the original range, and one static cache must not hold both. Up to the last "
+            "position of that range the file gives transformers' logits; there are no slots beyond it, with "
+            "`--beyond-trained-range` or without. Beyond it dynamic scaling has a table for each length, so that no "
+            "file can be right. LongRoPE has one table for all lengths there: a file that has it is right where the "
+            "first call alone is longer than the original range, and wrong for every shorter text. Whoever has nothing "
+            "but such texts writes this into a copy of `config.json`: `long_factor` in the place of `short_factor`, "
+            "the longest context as `original_max_position_embeddings`, and as `attention_factor` what both contexts "
+            "implied, sqrt(1 + ln(longest / original) / ln(original)).",
             "- Capped attention scores (Gemma 2, VaultGemma): ONNX Runtime has them; a TensorRT engine is refused by "
             "name, as no layer of TensorRT's caps scores.",
             "- Matrices that a checkpoint has stacked (Phi-3's q, k and v, or gate and up in GLM-4) are taken apart. "
             "The `config.json` of a bundle says the family whose tensors have the names that the bundle's have: "
             "`mistral` for Phi-3, `granite` for Granite 4 and MiniCPM, `llama` for EXAONE 3. Where there is none, the "
-            "bundle has no `config.json`.",
+            "bundle has no `config.json`: transformers could not read its tensors, and nothing else asks for that "
+            "file.",
             "- The text part of a multimodal model (Gemma 3, Mistral 3, and others whose `text_config` is of a family "
             "above) is exported with `--text-only`, without the tensors of the other parts.",
             "- MiniCPM's code comes with its files and is not in transformers: it is held against llama.cpp, and "
