@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
+
+from blockexport.models.wording import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,14 +19,7 @@ if TYPE_CHECKING:
     from blockexport.models.progress import Progress
 
 
-# What moves a terminal's cursor, paints over lines or turns text around: names in strangers' files may hold it.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PLAIN_EVERY = 5.0  # seconds between two lines of progress where no bar can be drawn
-
-
-def harmless(text: str) -> str:
-    """Text for a terminal: characters that would steer it are shown by their numbers, as \\u001b."""
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def stdout_console() -> Console:

@@ -11,7 +11,7 @@ import typer
 
 from blockexport.cli import console, options
 from blockexport.models.exit_codes import ExitCode
-from blockexport.models.wording import listed, number, plural
+from blockexport.models.wording import listed, number, one_line, plural
 
 if TYPE_CHECKING:
     from blockexport.compare.diff_bundles import BundleDifference
@@ -47,7 +47,7 @@ def diff(
         return found.exit_code
     out = console.stdout_console()
     for line in _lines(found):
-        out.print(line, soft_wrap=True)
+        out.print(one_line(line), soft_wrap=True)
     if found.exit_code is ExitCode.GOOD:
         out.print(f"{first} and {second} are the same", soft_wrap=True)
     return found.exit_code

@@ -13,6 +13,7 @@ from blockexport.cli import console, options
 from blockexport.cli.running_code import warn_of_code
 from blockexport.models.errors import UsageError
 from blockexport.models.exit_codes import ExitCode
+from blockexport.models.wording import harmless
 from blockexport.runtime.backends import ONNXRUNTIME
 from blockexport.runtime.compute_device import CPU_NAME
 from blockexport.runtime.threads import use_threads
@@ -182,7 +183,7 @@ def _print_stream(generation: Generation, stream: StreamDecoder) -> None:
     for piece in _pieces(generation, stream):
         if piece:
             last = piece
-            sys.stdout.write(console.harmless(piece) if steers else piece)
+            sys.stdout.write(harmless(piece) if steers else piece)
             sys.stdout.flush()
     if not last.endswith("\n"):
         sys.stdout.write("\n")

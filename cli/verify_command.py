@@ -45,7 +45,7 @@ def verify(
     Example: blockexport verify smollm2
     """
     from blockexport.compare.verify_bundle import verify_bundle
-    from blockexport.models.wording import plural, size
+    from blockexport.models.wording import one_line, plural, size
 
     with console.progress_bar(quiet=quiet or as_json) as progress:
         found = verify_bundle(bundle, source=source, key=key, sign=sign, progress=progress)
@@ -57,14 +57,17 @@ def verify(
                 "bytes": found.bytes,
                 "problems": found.problems,
                 "not_checked": found.not_checked,
+                "signature": None if found.signature is None else str(found.signature),
             }
         )
         return found.exit_code
     out = console.stdout_console()
     for problem in found.problems:
-        out.print(problem, soft_wrap=True)
+        out.print(one_line(problem), soft_wrap=True)
     for reason in found.not_checked:
-        console.say(f"not checked: {reason}", quiet=quiet)
+        console.say(one_line(f"not checked: {reason}"), quiet=quiet)
     total = f"{len(found.problems)} wrong" if found.problems else "nothing is wrong"
     out.print(f"{bundle}: {plural(found.files, 'file')}, {size(found.bytes)}: {total}", soft_wrap=True)
+    if found.signature is not None:
+        out.print(f"signed with {sign}: the signature is {found.signature}", soft_wrap=True)
     return found.exit_code

@@ -40,12 +40,14 @@ class Verification:
         bytes: of all of them.
         problems: what is wrong, each a sentence without its full stop.
         not_checked: what could not be told on this machine, or of this bundle, and why.
+        signature: the file that was written with `sign`; None where nothing was signed.
     """
 
     files: int
     bytes: int
     problems: tuple[str, ...]
     not_checked: tuple[str, ...]
+    signature: Path | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -80,7 +82,10 @@ def verify_bundle(
     folder = Path(bundle)
     problems: list[str] = []
     not_checked: list[str] = []
-    whole = is_as_written(folder) if is_there(folder / MANIFEST) else None
+    there = is_there(folder / MANIFEST)
+    # Before it is parsed: what is signed are the bytes that were checked.
+    content = read_bytes(folder / MANIFEST) if there else b""
+    whole = is_as_written(folder) if there else None
     if whole is False:
         problems.append(
             f"{folder / MANIFEST} is not as blockexport wrote it: it does not have the digest that it names"
@@ -91,7 +96,6 @@ def verify_bundle(
         if whole is not False:
             raise
         return Verification(0, 0, (*problems, str(error)), ())
-    content = read_bytes(folder / MANIFEST)
     if whole is None:
         not_checked.append("whether the manifest was changed: a blockexport wrote it that did not put its digest there")
     problems += wrong_files(folder, manifest, progress)
@@ -116,8 +120,10 @@ def verify_bundle(
     ):
         problems += told
         not_checked += reasons
+    signature = None
     if sign is not None and not problems:
         sign_manifest(folder, content, Path(sign))
+        signature = folder / SIGNATURE
     if key is not None:
         reason = wrong_signature(folder, content, str(key))
         problems += [] if reason is None else [reason]
@@ -128,6 +134,7 @@ def verify_bundle(
         sum(entry.bytes for entry in manifest.files.values()),
         tuple(dict.fromkeys(problems)),
         tuple(not_checked),
+        signature,
     )
 
 

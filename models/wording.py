@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 _ALL_DIGITS = 17  # enough to tell any two numbers of float64 apart
+# What moves a terminal's cursor, paints over lines or turns text around: names in strangers' files may hold it.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LINE_BREAKS = re.compile("[\n\u2028\u2029]")
+
+
+def harmless(text: str) -> str:
+    """Text for a terminal: characters that would steer it are shown by their numbers, as \\u001b."""
+    return _STEERING.sub(_by_number, text)
+
+
+def one_line(text: str) -> str:
+    """`harmless`, and line breaks shown by their numbers too: a name with one could pass for the next line."""
+    return _LINE_BREAKS.sub(_by_number, harmless(text))
+
+
+def _by_number(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def plural(count: int, noun: str, space: str = " ") -> str:

@@ -21,6 +21,7 @@ from blockexport.compare.report.report_text import (
     table_rows,
 )
 from blockexport.compare.report.report_values import facts
+from blockexport.models.wording import one_line
 
 
 def to_markdown(report: Report) -> str:
@@ -47,7 +48,8 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Limits", "", "What each rests on is in `report.json`, under `tolerances`.", ""]
     lines += ["| limit | value | of what |", "|---|---|---|"]
     lines += [f"| {limit.title} | {limit.value:.3g} | {limit.line} |" for limit in TABLE.values()]
-    return "\n".join([*lines, ""])
+    # Names in a stranger's file may hold HTML and line breaks; none of the lines above has any of its own.
+    return "\n".join([*(one_line(line).replace("<", "&lt;") for line in lines), ""])
 
 
 def _cost(cost: QuantisingCost | None) -> list[str]:

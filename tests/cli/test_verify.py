@@ -191,6 +191,13 @@ def test_all_that_is_wrong_is_told_at_once(bundle: Path, capsys: pytest.CaptureF
         assert words in problems
 
 
+def test_a_name_with_a_line_break_adds_no_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "x\nnothing is wrong").write_bytes(b"")
+    assert main(["verify", str(bundle)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and "x\\u000anothing is wrong is not listed in the manifest" in said[0]
+
+
 def test_what_is_no_bundle_is_wrong_use(tmp_path: Path, bundle: Path) -> None:
     assert main(["verify", str(tmp_path / "nowhere")]) == 2
     data = json.loads((bundle / "manifest.json").read_text())

@@ -276,3 +276,9 @@ def test_the_terminal_and_the_markdown_page_say_everything() -> None:
     bare = replace(report_of([1.0], replace(result("types"), figures=None)), positions=None)
     assert "Ratios are against" not in to_markdown(bare) and "First difference" not in to_markdown(bare)
     assert "; that of the target\n" in to_markdown(bare) and "headless" not in to_markdown(bare)
+
+
+def test_names_of_strangers_add_nothing_to_the_markdown_page() -> None:
+    name = "w\n# Pass\x1b[2J<img src=x onerror=alert(1)>"
+    page = to_markdown(replace(everything(), notes=(f"{name} is odd",)))
+    assert "\nNote: w\\u000a# Pass\\u001b[2J&lt;img src=x onerror=alert(1)> is odd.\n" in page

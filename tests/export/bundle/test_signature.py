@@ -44,13 +44,15 @@ def test_signed_and_verified(bundle: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["verify", str(bundle), "--key", public]) == 1
     assert "is not signed" in capsys.readouterr().out
     assert main(["verify", str(bundle), "--sign", str(secret)]) == 0
+    assert f"signed with {secret}: the signature is {bundle / 'manifest.json.minisig'}\n" in capsys.readouterr().out
     first = (bundle / "manifest.json.minisig").read_bytes()
     assert main(["verify", str(bundle), "--key", public]) == 0
     (tmp_path / "mine.pub").write_text(f"untrusted comment: minisign public key\n{public}\n")
     assert main(["verify", str(bundle), "--key", str(tmp_path / "mine.pub")]) == 0
     capsys.readouterr()
     assert main(["verify", str(bundle)]) == 0
-    assert "not checked: the signature" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "not checked: the signature" in captured.err and "signed with" not in captured.out
     assert main(["verify", str(bundle), "--key", others]) == 1
     assert "is by the key 0707070707070707, and not by 0909090909090909" in capsys.readouterr().out
     assert main(["verify", str(bundle), "--sign", str(secret)]) == 0
