@@ -63,20 +63,33 @@ def _place(tensor: onnx.TensorProto, path: Path) -> ExternalPlace:
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from _of_graph(model.graph)
+    for training in model.training_info:
+        yield from _of_graph(training.initialization)
+        yield from _of_graph(training.algorithm)
     for function in model.functions:
+        yield from _of_attributes(function.attribute_proto)
         yield from _of_nodes(function.node)
 
 
 def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
+    yield from _of_sparse(graph.sparse_initializer)
     yield from _of_nodes(graph.node)
 
 
 def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _of_graph(graph)
+        yield from _of_attributes(node.attribute)
+
+
+def _of_attributes(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in attributes:
+        yield from (attribute.t, *attribute.tensors)
+        yield from _of_sparse((attribute.sparse_tensor, *attribute.sparse_tensors))
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _of_graph(graph)
+
+
+def _of_sparse(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    for tensor in tensors:
+        yield from (tensor.values, tensor.indices)

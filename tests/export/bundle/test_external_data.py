@@ -60,7 +60,39 @@ def in_a_function(tensor: TensorProto) -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("where", [at_the_top, in_a_constant, in_a_body, in_a_function])
+def sparse(tensor: TensorProto) -> onnx.SparseTensorProto:
+    return onnx.SparseTensorProto(values=tensor, indices=TensorProto(name="i"), dims=[15])
+
+
+def in_a_sparse_initializer(tensor: TensorProto) -> onnx.ModelProto:
+    made = at_the_top(external())
+    made.graph.sparse_initializer.append(sparse(tensor))
+    return made
+
+
+def in_a_sparse_constant(tensor: TensorProto) -> onnx.ModelProto:
+    return helper.make_model(graph([helper.make_node("Constant", [], ["c"], sparse_value=sparse(tensor))]))
+
+
+def in_a_default_of_a_function(tensor: TensorProto) -> onnx.ModelProto:
+    made = in_a_function(external())
+    made.functions[0].attribute_proto.append(helper.make_attribute("a", tensor))
+    return made
+
+
+def in_a_graph_of_training(tensor: TensorProto) -> onnx.ModelProto:
+    made = at_the_top(external())
+    made.training_info.add().algorithm.CopyFrom(graph([], tensor))
+    return made
+
+
+PLACES = (
+    at_the_top, in_a_constant, in_a_body, in_a_function, in_a_sparse_initializer, in_a_sparse_constant,
+    in_a_default_of_a_function, in_a_graph_of_training,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", PLACES)
 def test_a_place_is_read_in_one_way_or_refused(where: Callable[[TensorProto], onnx.ModelProto]) -> None:
     path = Path("model.onnx")
     assert ExternalPlace("w", "weights", 64, 60, 60) in external_places(where(external()), path)
