@@ -277,7 +277,7 @@ def test_only_a_node_of_the_graph_is_the_artifacts_fault() -> None:
     "where",
     [
         "blockexport.compare.judge.make_plan",
-        "blockexport.compare.core.context.measure",
+        "blockexport.compare.core.expected.measure",
         "blockexport.compare.explain.explain.locate",
         "blockexport.compare.explain.explain.diagnose",
         "blockexport.compare.report.report_markdown.to_markdown",
